@@ -2,6 +2,7 @@
 
     python benchmarks/shapes.py --out DIR                               # Llama-3.2-1B's shape, and 8B's for one work
     python benchmarks/shapes.py --out DIR --work monkeys --work one     # results.json in DIR gathers the rows
+    python benchmarks/shapes.py --out DIR --work big-one --knob quantization=fp8 --knob kv_cache_dtype=fp8
     python benchmarks/shapes.py --out DIR --shape tiny --knob device=cpu    # 0.3 M parameters, to try the script
 
 Every work goes through the public `LLM`: small once, then timed, then again for the profile of a few steps. Works of
@@ -47,6 +48,11 @@ SEED, SHOTS = 42, 4
 STOP = "<a pair of letters>"  # which one depends on the tokenizer
 STOP_SHARE = 1 / 128
 START_UP = "start-up"
+# More works of the 8B shape: one request, few, many at once, and as many as fit. (prompt ids, output tokens)
+BIG = (
+    ("one", 1, (128, 256)), ("16", 16, (128, 256)), ("1000", 1000, (128, 1024)), ("1000-1000", 1500, (1000, 1000)),
+    ("128-2048", 2000, (128, 2048)), ("128-128", 8000, (128, 128)),
+)  # fmt: skip
 # (title, width, key, format)
 COLUMNS = (
     ("out tok/s", 11, "output_tokens_per_second", ",.0f"),
@@ -68,8 +74,9 @@ NAME, PART = 18, 13
 class Work:
     """count prompts: of `length` random ids each, or (length 0) problems with their shots, as text; n samples of each.
 
-    big: on the 8B shape.   groups: False has the engine attend no prefix together.   profile_rows, profile_after: when
-    a step is steady: the share of the rows that run, and how many such steps have gone by.
+    big: on the 8B shape.   named: it runs only where it is asked for by name.   groups: False has the engine attend no
+    prefix together.   profile_rows, profile_after: when a step is steady: the share of the rows that run, and how many
+    such steps have gone by.
     """
 
     name: str
@@ -78,6 +85,7 @@ class Work:
     length: int = 0
     sampling: dict[str, Any] = field(default_factory=dict)
     big: bool = False
+    named: bool = False
     groups: bool = True
     profile_rows: float = 0.9
     profile_after: int = 8
@@ -116,6 +124,10 @@ def works_of(shape: str) -> tuple[Work, ...]:
         monkeys("monkeys-stops", stop=[STOP], ignore_eos=True),
         monkeys("monkeys-alone", groups=False),
         ids("big", problems * 8, big, big=True),
+        *(
+            ids(f"big-{name}", 6 if tiny else count, out if tiny else sizes, big=True, named=True)
+            for name, count, sizes in BIG
+        ),
         ids(START_UP, 1, (8, 1)),
     )
 
@@ -275,7 +287,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Runs what was asked for; returns and writes results.json, which gathers runs of one folder."""
     path = options.out / "results.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    works = [work for work in works_of(options.shape) if not options.work or work.name in options.work]
+    every = works_of(options.shape)
+    works = [work for work in every if (work.name in options.work if options.work else not work.named)]
     asked_start_up = START_UP in (work.name for work in works)
     for session in [*sessions(works), *([[]] if asked_start_up else [])]:
         big = bool(session) and session[0].big and options.shape == "llama-3.2-1b"

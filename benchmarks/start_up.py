@@ -93,6 +93,7 @@ def run_stages(begun: float, model: str, knobs: dict[str, Any]) -> dict[str, flo
         finally:
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - at
 
+    import_module("penstock.execute.wake_gpu").wake_gpu(knobs.get("device", "auto"))  # as LLM does it
     timed("torch imported", lambda: import_module("torch"))
     timed("penstock imported", lambda: [import_module(m) for m in ("penstock.llm", "penstock.execute.open_runner")])
     for place, function, name, beside in STAGES:

@@ -84,4 +84,5 @@ def test_eight_bits_of_kv_are_in_the_built_model_alone(tmp_path: Path) -> None:
     work = WorkSample(told="rows", prompts=[list(range(40, 70))], sampling=[{}], outputs=[20], concurrency=1)
     score_source(options, str(model_folder()), [msgspec.to_builtins(work)])
     assert score_built(options, {"kv_cache_dtype": "auto"}, {})["kl_mean"] == 0
-    assert score_built(options, {"kv_cache_dtype": "fp8"}, {})["kl_mean"] > 0
+    built = score_built(options, {"kv_cache_dtype": "fp8"}, {})
+    assert built["kl_mean"] > 0 and set(built["kv_scales"]) == {f"model.layers.{n}.self_attn" for n in range(8)}

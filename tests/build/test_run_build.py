@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from penstock import LLM, SamplingParams
 from penstock.artifact.checksums import verify_files
+from penstock.artifact.describe import describe
 from penstock.artifact.manifest import STATE, Decision, find_manifest, read_manifest, write_manifest
 from penstock.build.options import BuildOptions
 from penstock.build.run_build import run_build
@@ -48,11 +49,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 def test_a_build_says_what_it_does_and_what_it_came_to(built: tuple[Path, str, str]) -> None:
-    _, out, progress = built
+    folder, out, progress = built
     for place, stage in enumerate(STAGES, 1):
         assert f"penstock: {place}/7 {stage}: " in progress
-    assert "quantization: int8: asked for" in out and "output tok/s" in out
-    assert "a million output tokens at $3.6 an hour" in out
+    assert " int8 " in out and " output tok/s " in out
+    assert "expect, at $3.6 an hour\n" in out and "a million output tokens\n" in out and " ms a request" in out
+    assert out == f"{describe(folder, read_manifest(folder))}\n\npenstock serve {folder}\n"
 
 
 def test_the_manifest_holds_all_of_it(built: tuple[Path, str, str]) -> None:
@@ -95,6 +97,6 @@ def test_an_artifact_that_moved_is_timed_again(built: tuple[Path, str, str], tmp
     options = BuildOptions(model=str(moved), out=str(moved), retune=True, tune_minutes=0.001)
     after = run_build(options, lambda path: (0, lambda defaults: iter(())))
     assert after == read_manifest(moved)
-    same = ("model", "source", "quality", "files", "engine", "built_for")
+    same = ("model", "source", "price", "quality", "files", "engine", "built_for")
     assert {name: getattr(after, name) for name in same} == {name: getattr(before, name) for name in same}
     assert after.decisions[0] == before.decisions[0] and after.expected != before.expected

@@ -86,7 +86,9 @@ def test_weights_that_stay_are_linked_and_the_rest_copied(model: Path, tmp_path:
     out = tmp_path / "out"
     out.mkdir()
     source = fetch(options(model, out))
-    make_weights(options(model, out), source, "none", lambda line: None)
+    told: list[str] = []
+    make_weights(options(model, out), source, "none", told.append)
+    assert told == [f"6 files as they are, 1 of them hard links: never write over {model} in place, replace its files"]
     assert (out / "model.safetensors").samefile(model / "model.safetensors")
     assert not (out / "config.json").samefile(model / "config.json")
     assert {path.name for path in out.iterdir()} == source.files.keys()

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from penstock.artifact.describe import describe_decision
 from penstock.artifact.manifest import Decision, StepSeconds, Value
+from penstock.build import choose_weights
 from penstock.build import tune as tune_file
 from penstock.build.options import BuildOptions, WorkShape
 from penstock.build.source import SourceModel
@@ -20,6 +22,7 @@ from penstock.build.work_sample import WorkSample, shape_work
 from penstock.config import Config
 from penstock.demo import model_folder
 from penstock.errors import CapacityError, UsageError
+from penstock.kernels.choose import _pick
 from penstock.models.read_config import read_model_config
 
 pytestmark = pytest.mark.torch
@@ -69,7 +72,8 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]:
         monkeypatch.setattr(tune_file, "find_device", lambda name: torch.device(device))
         monkeypatch.setattr(tune_file, "tune_kernels", lambda *_: found)
         monkeypatch.setattr(tune_file, "time_steps", lambda *_: StepSeconds())
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(tune_file, "find_ops", gpu_ops)
         work = shape_work(WorkShape(16, 8, 10), read_model_config(model_folder()), 2304)
         options = BuildOptions(model="demo", out=str(model_folder()), **told)
         return Tuner(options, [work], clock=lambda: Told.clock).run()
@@ -110,7 +114,7 @@ def test_what_is_no_faster_together_is_taken_back(tuned: Callable[..., Tuned]) -
     found = tuned(lambda knobs: 0.9 if "linear.small_rows" in knobs else 1.0, tunables={"linear.small_rows": 4})
     assert found.engine == found.tunables == {}
     assert named(found)["linear.small_rows"].chosen == 0
-    assert named(found)["linear.small_rows"].note.startswith("4 taken back")
+    assert named(found)["linear.small_rows"].note.startswith("4 was taken back")
     assert named(found)["all together"].chosen == "defaults"
     assert found.expected[0].output_tokens_per_second == pytest.approx(1000)
 
@@ -120,7 +124,8 @@ def test_knobs_that_a_model_is_opened_with(tuned: Callable[..., Tuned]) -> None:
         return (1.05 if knobs.get("max_num_seqs") == 16 else 1.0) * (0.9 if knobs.get("kv_cache_dtype") == "fp8" else 1)
 
     found = tuned(speed, device="cuda")
-    assert found.engine == {"max_num_seqs": 16} and named(found)["kv_cache_dtype"].chosen == "auto"
+    assert found.engine == {"max_num_seqs": 16, "max_cudagraph_capture_size": 16}
+    assert named(found)["kv_cache_dtype"].chosen == "auto"
     assert Told.opened == []
     assert "kv_cache_dtype" not in named(tuned(speed, device="cuda", kv_cache_dtype="fp8"))
     assert "max_num_seqs" not in named(tuned(speed, device="cuda", knobs={"max_num_seqs": 64}))
@@ -128,7 +133,8 @@ def test_knobs_that_a_model_is_opened_with(tuned: Callable[..., Tuned]) -> None:
 
 def test_where_two_engines_do_not_fit_it_is_said(tuned: Callable[..., Tuned]) -> None:
     found = tuned(lambda knobs: 1.0, device="cuda", room=1)
-    assert named(found)["max_num_seqs"].note == "not timed: no room" and found.engine == {}
+    assert named(found)["max_num_seqs"].note == "not timed: no room"
+    assert found.engine == {"max_cudagraph_capture_size": 16}  # which is not timed
 
 
 def test_what_the_user_named_is_not_tried(tuned: Callable[..., Tuned]) -> None:
@@ -138,7 +144,17 @@ def test_what_the_user_named_is_not_tried(tuned: Callable[..., Tuned]) -> None:
 
 def test_latency_is_less_of_milliseconds(tuned: Callable[..., Tuned]) -> None:
     found = tuned(lambda knobs: 2.0 if knobs.get("steps_ahead") == 0 else 1.0, objective="latency")
-    assert found.engine == {"steps_ahead": 0} and named(found)["steps_ahead"].unit == "ms a request"
+    assert found.engine == {"steps_ahead": 0} and found.expected[0].request_ms == pytest.approx(40.0)
+    said = describe_decision(named(found)["steps_ahead"])
+    assert said == "steps_ahead: 0, default 1, +100.0 %, noise 0.0 %, 40, by default 80 ms a request"
+
+
+def test_no_time_times_nothing(tuned: Callable[..., Tuned]) -> None:
+    found = tuned(lambda knobs: 2.0 if knobs else 1.0, tune_minutes=0.0, tunables={"linear.small_rows": 4})
+    assert (found.decisions, found.engine, found.tunables, found.expected) == ([], {}, {}, [])
+    assert Told.clock == 0.0 and len(found.works) == 1
+    found = tuned(lambda knobs: 1.0, tune_minutes=0.0, device="cuda", knobs={"max_cudagraph_capture_size": 8})
+    assert found.engine == {}
 
 
 def test_runs_are_cut_to_the_time_there_is() -> None:
@@ -177,29 +193,59 @@ def test_a_model_that_is_opened_runs_works_and_sees_how_long_answers_are() -> No
     assert 0 < timing.latency <= timing.seconds and timing.least_seconds is None
 
 
+def gpu_ops(config: Config) -> Any:
+    """The columns that would be picked on the GPU that torch tells of, without loading them."""
+    device = torch.device("cuda")
+    picked = {op: _pick(op, device, torch.bfloat16, "auto").column for op in ("attention", "linear_fp8")}
+    return SimpleNamespace(why={op: (column, "") for op, column in picked.items()})
+
+
+Check = Callable[[dict[str, Any], str | None, tuple[int, int]], None]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Checks numbers that are asked for on a GPU of this compute capability."""
+
+    def run(told: dict[str, Any], quantized: str | None, capability: tuple[int, int]) -> None:
+        monkeypatch.setattr(choose_weights, "find_device", lambda name: torch.device("cuda"))
+        monkeypatch.setattr(choose_weights, "find_ops", gpu_ops)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
+        source = SourceModel(folder="", revision=None, files={}, largest_shard=1, quantized=quantized)
+        choose_weights.check_scheme(BuildOptions(model="m", out="out", **told), source)
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("told", "quantized", "capability", "match"),
     [
         ({"quantization": "int8"}, "awq", (9, 0), "is quantized already .awq.: build it with --quantization none"),
         ({"keep_wide": ["a"]}, "awq", (9, 0), "is quantized already"),
-        ({"quantization": "fp8"}, None, (8, 0), "quantization fp8 needs .* this one is a A100: take int8 or int4"),
-        ({"kv_cache_dtype": "fp8"}, None, (8, 6), "kv_cache_dtype fp8 needs .*: take bfloat16"),
+        ({"quantization": "fp8"}, None, (8, 0), "slower than bfloat16 on a some GPU, .*: take int8 or int4"),
+        ({"quantization": "fp8"}, None, (8, 9), "slower than bfloat16"),
+        ({"kv_cache_dtype": "fp8"}, None, (8, 6), "kv_cache_dtype fp8 needs .* this one has 8.6: leave it auto"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused_before_the_work(
-    told: dict[str, Any],
-    quantized: str | None,
-    capability: tuple[int, int],
-    match: str,
-    monkeypatch: pytest.MonkeyPatch,
+    told: dict[str, Any], quantized: str | None, capability: tuple[int, int], match: str, check: Check
 ) -> None:
-    from penstock.build import choose_weights
-
-    monkeypatch.setattr(choose_weights, "find_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
-    source = SourceModel(folder="", revision=None, files={}, largest_shard=1, quantized=quantized)
     with pytest.raises(UsageError, match=match):
-        choose_weights.check_scheme(BuildOptions(model="m", out="out", **told), source)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    choose_weights.check_scheme(BuildOptions(model="m", out="out"), source)
+        check(told, quantized, capability)
+
+
+def test_numbers_that_the_start_takes_are_taken(check: Check) -> None:
+    check({"kv_cache_dtype": "fp8"}, None, (8, 9))
+    check({"kv_cache_dtype": "fp8", "quantization": "fp8"}, None, (9, 0))
+    check({}, "awq", (8, 0))
+
+
+def test_a_cpu_takes_float8_and_says_what_it_costs() -> None:
+    told = BuildOptions(model="m", out="out", quantization="fp8", knobs={"device": "cpu"})
+    source = SourceModel(folder="", revision=None, files={}, largest_shard=1, quantized=None)
+    choose_weights.check_scheme(told, source)
+    assert choose_weights.choose_weights(told, source, []).note.startswith("asked for; float8 weights are widened")
+    int8 = BuildOptions(model="m", out="out", quantization="int8", knobs={"device": "cpu"})
+    assert choose_weights.choose_weights(int8, source, []).note == "asked for"

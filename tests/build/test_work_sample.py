@@ -12,7 +12,7 @@ from penstock.build.options import BuildOptions, WorkShape
 from penstock.build.work_sample import MOST_PROMPTS, rows_work, shape_work, shared_beginning, spread
 from penstock.cli.build_command import _read_rows
 from penstock.demo import model_folder
-from penstock.errors import ContextLengthError, UsageError
+from penstock.errors import UsageError
 from penstock.models.read_config import read_model_config
 from penstock.request import SamplingParams
 from penstock.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 @dataclass
 class Row:
-    id: Any
+    number: int
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -57,7 +57,7 @@ def test_a_shape_longer_than_the_context_is_refused() -> None:
 
 def test_rows_become_ids_lengths_and_what_it_costs_to_draw(tokenizer: Tokenizer) -> None:
     params = SamplingParams(n=3, temperature=0.5, top_p=0.9, max_tokens=40, stop=["x"])
-    rows = [Row("a", prompt="Tom has 3 apples.", params=params), Row("b", prompt=[5, 6, 7])]
+    rows = [Row(1, prompt="Tom has 3 apples.", params=params), Row(2, prompt=[5, 6, 7])]
     work = rows_work("rows.jsonl", rows, tokenizer, 2304, None)
     assert work.prompts == [tokenizer.encode("Tom has 3 apples."), [5, 6, 7]]
     assert (work.outputs, work.samples, work.concurrency, work.ends) == ([40, 16], 4, 4, True)
@@ -66,14 +66,16 @@ def test_rows_become_ids_lengths_and_what_it_costs_to_draw(tokenizer: Tokenizer)
 
 
 def test_messages_go_through_the_chat_template(tokenizer: Tokenizer) -> None:
-    row = Row("a", messages=[{"role": "user", "content": "Hello"}], chat={"chat_template_kwargs": {}})
+    row = Row(1, messages=[{"role": "user", "content": "Hello"}], chat={"chat_template_kwargs": {}})
     (ids,) = rows_work("rows.jsonl", [row], tokenizer, 2304, None).prompts
     assert "Hello" in tokenizer.decode(ids) and len(ids) > len(tokenizer.encode("Hello"))
 
 
-def test_a_row_longer_than_the_context_is_named(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ContextLengthError, match=r"row 'b'.*20 tokens"):
-        rows_work("rows.jsonl", [Row("a", prompt=[1]), Row("b", prompt=[1] * 20)], tokenizer, 20, None)
+def test_rows_that_the_model_cannot_take_are_told_together(tokenizer: Tokenizer) -> None:
+    rows = [Row(1, prompt=[1]), Row(4, prompt=[1] * 20), Row(5, prompt=[1_000_000]), Row(7, prompt="a " * 20)]
+    told = r"3 rows are bad: .*row 4: .*length is 20 tokens .*, 20 tokens.*; row 5: .* token outside 0 to .*; row 7: "
+    with pytest.raises(UsageError, match=told):
+        rows_work("rows.jsonl", rows, tokenizer, 20, None)
 
 
 def test_broken_rows_are_told_by_their_numbers(tmp_path: Path) -> None:
@@ -81,17 +83,17 @@ def test_broken_rows_are_told_by_their_numbers(tmp_path: Path) -> None:
     path.write_text('{"id": 1, "prompt": "a"}\n{"id": 2}\n{"id": 1, "prompt": "b"}\nno JSON\n')
     with pytest.raises(UsageError, match=r"3 rows are bad.*row 2: .*row 3: .*row 4 is no JSON"):
         _read_rows(path)
-    path.write_text('{"id": 1, "prompt": "a"}\n')
+    path.write_text('\n{"id": 1, "prompt": "a"}\n')
     count, rows = _read_rows(path)
-    assert count == 1 and [row.prompt for row in rows({})] == ["a"]
+    assert count == 1 and [(row.number, row.prompt) for row in rows({})] == [(2, "a")]
 
 
 def test_a_sample_is_spread_over_the_file() -> None:
     rows = [Row(number, prompt=[1]) for number in range(5000)]
     some = spread(rows, 5000)
-    assert len(some) <= MOST_PROMPTS and some[0].id == 0 and some[-1].id > 4900
+    assert len(some) <= MOST_PROMPTS and some[0].number == 0 and some[-1].number > 4900
     many = [Row(number, prompt=[1], params=SamplingParams(n=1024)) for number in range(64)]
-    assert [row.id for row in spread(many, 64)] == list(range(0, 64, 8))
+    assert [row.number for row in spread(many, 64)] == list(range(0, 64, 8))
     assert len(spread([Row(0, prompt=[1], params=SamplingParams(n=65536))], 1)) == 1
 
 
@@ -111,6 +113,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"knobs": {"max_num_seqs": 0}}, "max_num_seqs must be between"),
     ({"retune": True, "quantization": "int8"}, "is settled in an artifact"),
     ({"retune": True, "keep_wide": ["a"]}, "is settled in an artifact"),
+    ({"retune": True, "tune_minutes": 0.0}, "tune_minutes 0 times none"),
 ]
 
 

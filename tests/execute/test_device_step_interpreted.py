@@ -5,7 +5,8 @@ What it gives is held against the plain step, read late. Only graphs and streams
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from penstock.execute import warm
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
+from penstock.parallel.collectives import Gloo
+from penstock.parallel.layout import Layout
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepTokens
 
 pytestmark = pytest.mark.torch
@@ -48,14 +51,14 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _steps(runner: TorchRunner, asks: list[Ask], steps: int) -> list[StepTokens]:
-    host = Host(runner)
+    host = Host(runner, runner.vocab_size)
     rows = [host.row(i, list(range(8, 20 + 3 * i)), 40, ask) for i, ask in enumerate(asks)]
     out = [host.launch(rows, **({"joins": rows} if step == 0 else {})) for step in range(steps)]
     return [flight.fetch() for flight in out]
 
 
-def _plain(asks: list[Ask], steps: int) -> list[StepTokens]:
-    runner = tiny_runner()
+def _plain(asks: list[Ask], steps: int, **config: Any) -> list[StepTokens]:
+    runner = tiny_runner(**config)
     try:
         assert runner._state is not None and not runner._state.ops.compiled
         return _steps(runner, asks, steps)
@@ -71,6 +74,10 @@ def test_tokens_and_logprobs_are_the_plain_steps(asks: list[Ask], request: pytes
     assert runner._state is not None and runner._state.ops.compiled and runner._state.model.ops.one_row is not None
     found = _steps(runner, asks, 2)
     runner.close()
+    _same(want, found)
+
+
+def _same(want: list[StepTokens], found: list[StepTokens]) -> None:
     for here, there in zip(want, found, strict=True):
         assert here.tokens.tolist() == there.tokens.tolist()
         assert (here.logprobs is None) == (there.logprobs is None)
@@ -79,6 +86,36 @@ def test_tokens_and_logprobs_are_the_plain_steps(asks: list[Ask], request: pytes
                 assert (getattr(here.logprobs, name) == getattr(there.logprobs, name)).all(), name
             np.testing.assert_allclose(here.logprobs.chosen, there.logprobs.chosen, atol=1e-4)
             np.testing.assert_allclose(here.logprobs.top, there.logprobs.top, atol=1e-4)
+
+
+def test_two_ranks_are_the_plain_step(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In threads, each with a stretch of the vocabulary; the interpreter is one, and takes a launch at a time."""
+    shape, asks = {"vocab_size": 300}, [ASKS[1], ASKS[4], ASKS[5]]
+    want = _plain(asks, 2, **shape)
+    request.getfixturevalue("by_triton")
+    turn, launch = threading.Lock(), triton_interpreter.interpreter.GridExecutor.__call__
+
+    def one_at_a_time(*args: Any, **kwargs: Any) -> None:
+        with turn:
+            launch(*args, **kwargs)
+
+    monkeypatch.setattr(triton_interpreter.interpreter.GridExecutor, "__call__", one_at_a_time)
+
+    def run(rank: int) -> list[StepTokens]:
+        end = Gloo(tmp_path / "meeting", rank, 2, 60.0)
+        end.connect()
+        runner = tiny_runner(layout=Layout(rank, 2, end.all_reduce, end.all_gather), **shape)
+        assert runner._state is not None and runner._state.ops.compiled and runner._state.model.head_rows < 300
+        try:
+            return _steps(runner, asks, 2)
+        finally:
+            runner.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        for found in threads.map(run, range(2)):
+            _same(want, found)
 
 
 def _tails(runner: TorchRunner, prefix: int) -> list[list[int]]:

@@ -13,12 +13,24 @@ from engine_model import make_folder
 
 from penstock.config import Config
 from penstock.errors import CheckpointError, UsageError
+from penstock.execute import kv_fit
 from penstock.execute.kv_cache import KvCache, kv_words, token_bytes
-from penstock.execute.kv_fit import HEADROOM, KEY_ERROR, check_eight_bits, fit_kv, look_at_kv, scales_for
-from penstock.execute.open_runner import find_kv_dtype, open_runner
+from penstock.execute.kv_fit import (
+    HEADROOM,
+    KEY_ERROR,
+    check_eight_bits,
+    fit_kv,
+    kept_form,
+    look_at_kv,
+    scales_for,
+    told_scales,
+)
+from penstock.execute.open_runner import find_kv_dtype, open_runner, settle_kv
 from penstock.kernels.choose import choose
 from penstock.models.decoder import Decoder
 from penstock.parallel.layout import Layout
+from penstock.quant.read_quantization import read_quantization
+from penstock.quant.stored_quantization import StoredQuantization
 from penstock.weights.kv_scales import asks_for_eight_bits, read_kv_scales
 from penstock.weights.load import load_model
 
@@ -86,6 +98,25 @@ def test_the_sample_is_what_scales_are_of(folder: Path) -> None:
     for form, found in zip(model.kv_forms, seen, strict=True):
         assert (form.keys, form.values) == (E4M3, E4M3)
         assert form.scales is not None and torch.equal(form.scales, scales_for(found.largest))
+
+
+def test_scales_that_an_artifact_keeps_are_taken_and_nothing_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(folder)
+    fit_kv(model, "fp8", OPS)
+    plain = loaded(folder).kv_forms[0]
+    model.blocks[0].attention.kv_form = kept_form(plain, ([], [2.0**-3] * plain.kv_heads), CPU)
+    told = {block.attention.name: told_scales(block.attention.kv_form) for block in model.blocks}
+    config = Config.of(device="cpu", kv_cache_dtype="fp8")
+    config.kv_scales = json.loads(json.dumps(told))
+    monkeypatch.setattr(kv_fit, "look_at_kv", None)
+    opened = loaded(folder)
+    settle_kv(config, folder, opened, OPS)
+    assert [told_scales(form) for form in opened.kv_forms] == list(told.values())
+    assert opened.kv_forms[0].keys == F32 and opened.kv_forms[1].keys == E4M3
+    own = kept_form(opened.kv_forms[1], ([1.0, 2.0], [4.0, 8.0]), CPU, Layout(1, 2))
+    assert own.scales is not None and own.scales.tolist() == [[2.0], [8.0]]
 
 
 def test_the_same_at_each_start(folder: Path) -> None:
@@ -212,31 +243,28 @@ def test_broken_scales_are_told_of(tmp_path: Path, scale: list[float], says: str
         read_kv_scales(folder, ["model.layers.0.self_attn"], [2])
 
 
-def test_what_a_checkpoint_says_of_its_cache(tmp_path: Path) -> None:
-    def says(scheme: Any) -> bool:
-        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"kv_cache_scheme": scheme}}))
-        return asks_for_eight_bits(tmp_path)
+def asking(scheme: Any) -> StoredQuantization:
+    """What is read of a checkpoint whose matrices are in float8, and whose config.json says this of its cache."""
+    group = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "targets": ["Linear"]}
+    told = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"0": group}}
+    return read_quantization(told | {"kv_cache_scheme": scheme}, "config.json")
 
+
+def test_what_a_checkpoint_says_of_its_cache() -> None:
     whole = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
-    assert says(whole) and says({"num_bits": 8}) and not says(None)
+    assert asks_for_eight_bits(asking(whole)) and asks_for_eight_bits(asking({"num_bits": 8}))
+    assert not asks_for_eight_bits(asking(None)) and not asks_for_eight_bits(None)
     for wrong in (whole | {"num_bits": 4}, whole | {"type": "int"}, whole | {"dynamic": True}, "fp8"):
-        with pytest.raises(CheckpointError, match="kv_cache_scheme is not served"):
-            says(wrong)
-    (tmp_path / "config.json").write_text("{}")
-    assert not asks_for_eight_bits(tmp_path)
+        with pytest.raises(CheckpointError, match=r"kv_cache_scheme .* is not served"):
+            asks_for_eight_bits(asking(wrong))
 
 
-def test_auto_is_what_the_checkpoint_says_where_the_device_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, asking = tmp_path / "plain", tmp_path / "asking"
-    for folder, told in ((plain, {}), (asking, {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}})):
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(told))
-    assert find_kv_dtype("auto", plain, CPU, OPS) == "auto" and find_kv_dtype("auto", asking, CPU, OPS) == "fp8"
-    assert find_kv_dtype("bfloat16", asking, CPU, OPS) == "bfloat16" and find_kv_dtype("fp8", plain, CPU, OPS) == "fp8"
+def test_auto_is_what_the_checkpoint_says_where_the_device_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = asking({"num_bits": 8})
+    assert find_kv_dtype("auto", None, CPU, OPS) == "auto" and find_kv_dtype("auto", stored, CPU, OPS) == "fp8"
+    assert find_kv_dtype("bfloat16", stored, CPU, OPS) == "bfloat16" and find_kv_dtype("fp8", None, CPU, OPS) == "fp8"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     old, compiled = torch.device("cuda", 0), replace(OPS, why={**OPS.why, "attention": ("triton", "")})
-    assert find_kv_dtype("auto", asking, old, compiled) == "auto"
+    assert find_kv_dtype("auto", stored, old, compiled) == "auto"
     with pytest.raises(UsageError, match="leave it auto"):
-        find_kv_dtype("fp8", asking, old, compiled)
+        find_kv_dtype("fp8", stored, old, compiled)

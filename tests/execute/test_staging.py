@@ -52,6 +52,15 @@ def test_every_step_up_to_the_largest_graph_has_one_that_is_little_larger() -> N
     assert max(graph_sizes(100)) == padded(100)
 
 
+def test_graphs_are_far_apart_above_the_rows_that_are_asked_for() -> None:
+    captured = graph_sizes(GRAPH_ROWS, 128)
+    near = {size for size in graph_sizes(GRAPH_ROWS) if size <= 128}
+    assert set(captured) == near | {256, 512, 1024, 2048}
+    assert max(graph_sizes(100, 8)) == padded(100) and graph_sizes(64, 2048) == graph_sizes(64)
+    for rows in range(129, GRAPH_ROWS + 1):
+        assert min(size for size in captured if size >= rows) < 2 * rows
+
+
 def test_capture_begins_with_the_largest_and_goes_from_coarse_to_fine() -> None:
     sizes = sizes_up_to(GRAPH_ROWS)
     order = coarse_first(sizes)

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from made_artifact import MANIFEST, edit, flip, make_artifact
 
+from penstock import __version__
 from penstock.artifact.manifest import (
     BuiltFor,
+    Decision,
     ExpectedWork,
     Manifest,
     Quality,
@@ -36,22 +38,60 @@ def folder(tmp_path: Path) -> Path:
         kept_wide=["head"],
     )  # fmt: skip
     expected = ExpectedWork(
-        told="64x32:8", output_tokens_per_second=12345.6, noise_percent=1.0, requests_per_second=3.0, share_of_limit=0.5
-    )
-    edit(made, built_for=[work], quality=quality, expected=[expected], revision="abc", tunables={"rows": 16})
+        told="64x32:8", output_tokens_per_second=12345.6, noise_percent=1.0, requests_per_second=3.0,
+        share_of_limit=0.5, request_ms=82.25,
+    )  # fmt: skip
+    more = {"revision": "abc", "tunables": {"rows": 16}, "price": 3.6}
+    edit(made, built_for=[work], quality=quality, expected=[expected], **more)
     return made
 
 
-def test_a_person_reads_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+WORK = """\
+built for
+  64x32:8  8 prompts of 64 tokens (at most 70), 5 shared by all;  16 answers of 32 tokens (at most 33);  8 at once
+
+decisions
+  max_num_seqs   64       default 1024  +12.4 %  noise 1.1 %  9.05, by default 8.05 tok/s
+  steps_ahead    1        stays                               not reached
+  prefix_groups  default  stays                               asked for
+
+opened with
+  max_num_seqs  64
+  rows          16
+"""
+CAME_TO = """\
+answers, against the unbuilt model's
+  same token        98.50% of 512 positions
+  KL                0.0001 nats a token, at worst 0.002; bound 0.01
+  KL by down alone  1e-05
+  kept wide         head
+
+expect, at $3.6 an hour
+  64x32:8  12,346 output tok/s  3 requests/s      noise 1.0 %  82.2 ms a request (2.57 a token)\
+  50% of the chip's limit  $0.081 a million output tokens
+  1x2:3    2 output tok/s       0.333 requests/s  one run                                      \
+                           $500 a million output tokens
+
+files, every byte as it was built
+"""
+
+
+def test_a_person_reads_it_in_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = read_manifest(folder)
+    more = [Decision(name="steps_ahead", chosen=1, default=1, note="not reached")]
+    more += [Decision(name="prefix_groups", chosen=None, default=None, note="asked for")]
+    slow = ExpectedWork(
+        told="1x2:3", output_tokens_per_second=2.0, noise_percent=None, requests_per_second=1 / 3, request_ms=None
+    )
+    edit(folder, decisions=[*before.decisions, *more], expected=[*before.expected, slow])
     print_artifact(folder, as_json=False)
     said = capsys.readouterr().out
-    for part in (
-        "demo at abc", "built by penstock", "at most 70, 5 shared by all", "16 answers of 32",
-        "max_num_seqs            64", "64 (default 1024): +12.4 % over the default, noise 1.1 %",
-        "98.50% of 512", "1.00e-04 nats", "by down", "head",
-        "12,346 tok/s, 3.00 requests/s, 50% of the hardware's limit", "model.safetensors", "kernels/", "in 1 files",
-    ):  # fmt: skip
-        assert part in said, part
+    assert said.startswith(f"{folder}: demo at abc, built by penstock {__version__} for throughput\n\nbuilt on\n")
+    assert WORK in said and CAME_TO in said
+    assert "  weights  1 file  " in said and "  kernels  1 file  " in said
+    edit(folder, expected=[], price=None)
+    print_artifact(folder, as_json=False)
+    assert "\nexpect\n  nothing was timed (--tune-minutes 0): defaults hold\n" in capsys.readouterr().out
 
 
 def test_the_command_gives_json_and_loads_no_torch(folder: Path) -> None:

@@ -24,6 +24,11 @@ KERNELS = "kernels"  # the folder of kernels' binaries
 Value = bool | int | float | str | None
 
 
+def name_of(value: Value) -> str:
+    """Returns how a value is called, among what was measured too."""
+    return "default" if value is None else str(value)
+
+
 class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all parts share: fields by name, none that nobody knows."""
 
@@ -56,8 +61,8 @@ class BuiltFor(_Told, kw_only=True, frozen=True):
 
 
 class Decision(_Told, kw_only=True, frozen=True):
-    """One choice. measured: a candidate -> what each repeat of it came to, in `unit`; the one that won, or the default
-    where none won by more than the noise."""
+    """One choice: the candidate that won, or the default where none won by more than the noise. measured: a candidate's
+    name -> what each repeat of it came to, in `unit`."""
 
     name: str
     chosen: Value
@@ -99,6 +104,7 @@ class ExpectedWork(_Told, kw_only=True, frozen=True):
     output_tokens_per_second: float
     noise_percent: float | None  # None: one run alone
     requests_per_second: float
+    request_ms: float | None = None  # of the middle request, from when all were there to its end
     share_of_limit: float | None = None  # least time by the data sheet over the time taken; None: not known here
 
 
@@ -120,8 +126,10 @@ class Manifest(_Told, kw_only=True, frozen=True):
     built_on: BuiltOn
     built_for: list[BuiltFor]
     objective: str = "throughput"
+    price: float | None = None  # dollars an hour of the machine, where the user named it
     engine: dict[str, Value]  # a knob of Config -> what the build decided or was told
     tunables: dict[str, Value] = {}  # a kernels' number -> what was measured best
+    kv_scales: dict[str, tuple[list[float], list[float]]] = {}  # an attention -> of its heads' K (none: wide) and V
     decisions: list[Decision] = []
     quality: Quality | None = None  # None: nothing about the numbers was changed
     step_seconds: StepSeconds = StepSeconds()

@@ -30,7 +30,7 @@ from penstock.build.work_sample import WorkSample
 from penstock.config import BLOCK_SIZE, Config
 from penstock.disk import why_not_written
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.kv_fit import whole_prompts
+from penstock.execute.kv_fit import told_scales, whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
@@ -69,16 +69,18 @@ def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any
 
 def score_built(options: dict[str, Any], engine: dict[str, Any], tunables: dict[str, Any]) -> Result:
     """Compares the built model with what the unbuilt one made of the sample: a stage's call. engine, tunables: what
-    was decided. -> what Quality tells of it."""
+    was decided. -> what Quality tells of it, and the manifest's scales of K and V, which are measured on the sample."""
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     texts, reference = _reference(folder)
     with torch.inference_mode():
         config = asked.config(str(folder), **engine)
         config.tuned = tunables
-        model, ops = _open(config, folder, max(map(len, texts)))
+        model, ops = _open(config, folder, max(map(len, texts)), texts)
         kl, same = _compare(model, ops, texts, reference)
+        attentions = [block.attention for block in model.blocks]
     return {
+        "kv_scales": {each.name: told_scales(each.kv_form) for each in attentions if each.kv_form.eight},
         "agreement": round(float(same.float().mean()), 5),
         "kl_mean": _rounded(kl.mean()),
         "kl_worst": _rounded(kl.max()),
@@ -150,10 +152,12 @@ def _texts(config: Config, folder: Path, works: list[WorkSample]) -> list[list[i
     return texts
 
 
-def _open(config: Config, folder: Path, longest: int) -> tuple[Decoder, Ops]:
+def _open(config: Config, folder: Path, longest: int, texts: list[list[int]] | None = None) -> tuple[Decoder, Ops]:
+    """texts: what scales of K and V are measured on."""
     device = find_device(config.model.device)
     model, ops = load_for(config, folder, read_model_config(folder), device, longest)
-    settle_kv(config, folder, model, ops)
+    sample = None if texts is None else torch.tensor([text[: min(map(len, texts))] for text in texts])
+    settle_kv(config, folder, model, ops, sample=sample)
     return model, ops
 
 

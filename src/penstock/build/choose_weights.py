@@ -23,12 +23,15 @@ from penstock.build.stage_process import run_apart
 from penstock.build.trial import OpenModel, in_time, kv_tokens_of, longest_of
 from penstock.build.work_sample import WorkSample
 from penstock.errors import CapacityError, UsageError
-from penstock.execute.open_runner import find_device
+from penstock.execute.kv_fit import check_eight_bits
+from penstock.execute.open_runner import find_device, find_ops
+from penstock.execute.runner import SLOW_FP8
+from penstock.kernels.choose import widens_fp8
+from penstock.kernels.ops import Ops
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes
 
-FP8_GPU = (9, 0)  # compute capability: elsewhere such weights are widened for each product
 TRIAL_SECONDS = 60.0  # at most, and a quarter of the time for tuning
 SHORT_OUTPUT = 16  # tokens of an answer in trials of weights: all that differs is the products
 
@@ -42,16 +45,15 @@ def check_scheme(options: BuildOptions, source: SourceModel) -> None:
             "the model's unquantized checkpoint",
             param="quantization",
         )
-    device = find_device(options.config().model.device)
-    eight = device.type == "cpu" or torch.cuda.get_device_capability(device) >= FP8_GPU
-    if eight or "fp8" not in (asked, options.kv_cache_dtype):
-        return
-    name, way_out = ("quantization", "int8 or int4") if asked == "fp8" else ("kv_cache_dtype", "bfloat16")
-    raise UsageError(
-        f"{name} fp8 needs a GPU of compute capability 8.9 or more (L4, L40S, H100, H200), and this one is a "
-        f"{torch.cuda.get_device_name(device)}: take {way_out}",
-        param=name,
-    )
+    device, ops = find_device(options.config().model.device), find_ops(options.config())
+    if options.kv_cache_dtype == "fp8":
+        check_eight_bits(device, ops)
+    if asked == "fp8" and device.type == "cuda" and widens_fp8(ops):
+        raise UsageError(
+            f"quantization fp8 is slower than bfloat16 on a {torch.cuda.get_device_name(device)}, which would widen "
+            "its weights for each product: take int8 or int4",
+            param="quantization",
+        )
 
 
 def choose_weights(options: BuildOptions, source: SourceModel, works: list[WorkSample]) -> Decision:
@@ -59,11 +61,13 @@ def choose_weights(options: BuildOptions, source: SourceModel, works: list[WorkS
     asked = options.quantization
     if source.quantized is not None:
         return _settled("none", f"the checkpoint is quantized already ({source.quantized})")
+    ops = find_ops(options.config())
     if asked != "auto":
-        return _settled(asked, "asked for")
-    device = find_device(options.config().model.device)
-    if device.type == "cuda":
-        return _for_gpu(torch.cuda.get_device_capability(device), source)
+        return _settled(asked, "asked for" + f"; {SLOW_FP8}" * (asked == "fp8" and widens_fp8(ops)))
+    if find_device(options.config().model.device).type == "cuda":
+        return _for_gpu(ops, source)
+    if not options.tune_minutes:
+        return _settled("none", "not timed (--tune-minutes 0): int8 may be asked for")
     job = {"options": msgspec.to_builtins(options), "folder": source.folder, "works": msgspec.to_builtins(works)}
     return msgspec.convert(run_apart("try_weights", job), Decision)
 
@@ -100,10 +104,9 @@ def _speed(model: OpenModel, works: list[WorkSample]) -> float:
     return timing.output_tokens / timing.seconds
 
 
-def _for_gpu(capability: tuple[int, int], source: SourceModel) -> Decision:
-    if capability < FP8_GPU:
-        has = f"{capability[0]}.{capability[1]}"
-        return _settled("none", f"compute capability {has} streams no e4m3: ask for int8 or int4 to save memory")
+def _for_gpu(ops: Ops, source: SourceModel) -> Decision:
+    if widens_fp8(ops):
+        return _settled("none", "this GPU would widen e4m3 for each product: ask for int8 or int4 to save memory")
     config = read_model_config(Path(source.folder))
     model = build_model(config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes("fp8"))
     if not any(weight.dtype == torch.float8_e4m3fn for weight in model.weights()):

@@ -17,7 +17,7 @@ from penstock.build.build_state import Result
 from penstock.build.options import BuildOptions
 from penstock.build.trial import OpenModel
 from penstock.build.work_sample import WorkSample
-from penstock.execute.open_runner import find_binaries
+from penstock.execute.open_runner import find_ops
 
 BOUNDS = ("max_model_len", "kv_cache_tokens")
 
@@ -30,7 +30,7 @@ def compile_kernels(
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     config = asked.config(str(folder), **engine)
-    binaries = find_binaries(config)
+    binaries = find_ops(config).binaries
     if binaries is None:
         return {"kernels": 0}
     fresh = folder / STATE / KERNELS

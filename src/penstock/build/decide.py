@@ -10,10 +10,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.artifact.manifest import Decision, Value
+from penstock.artifact.manifest import Decision, Value, name_of
 
 REPEATS = 3  # rounds at least; each candidate runs once in a round, next to the default
-NOT_REACHED = "not reached in the time for tuning: the default stays"
+NOT_REACHED = "not reached in the time for tuning"
 LEAST_GAIN = 0.5  # percent; less is not worth leaving the default for
 
 
@@ -76,11 +76,6 @@ def middle(figures: Sequence[float]) -> float:
 def noise_percent(figures: Sequence[float]) -> float:
     """Returns half of the span, in percent of the middle."""
     return 50.0 * (max(figures) - min(figures)) / middle(figures)
-
-
-def name_of(candidate: Value) -> str:
-    """Returns how a candidate is called among the measured ones."""
-    return "default" if candidate is None else str(candidate)
 
 
 def _gain(default: Sequence[float], other: Sequence[float], more: bool) -> tuple[float, float]:

@@ -34,7 +34,9 @@ def make_weights(options: BuildOptions, source: SourceModel, kind: str, tell: Ca
         sync_folder(out)
     except OSError as error:
         raise why_not_written(error, out) from error
-    tell(f"{len(source.files)} files as they are")
+    linked = sum((out / name).samefile(folder / name) for name in source.files)
+    shared = f", {linked} of them hard links: never write over {folder} in place, replace its files" if linked else ""
+    tell(f"{len(source.files)} files as they are{shared}")
 
 
 def _bring(file: Path, to: Path) -> None:

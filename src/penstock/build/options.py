@@ -46,7 +46,7 @@ class WorkShape(msgspec.Struct, frozen=True):
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What decides what a build makes. knobs: of Config, those that the user set; a build keeps them as they are.
-    objective: None is throughput, or what the artifact was built for.
+    objective: None is throughput, or what the artifact was built for. price: dollars an hour of this machine.
 
     max_kl: the bound of the check, None: the usual one of the numbers that are written. keep_wide: patterns of names
     of matrices that are not quantized. retune: `model` is an artifact, whose choices are timed again.
@@ -60,6 +60,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: KvKind = "auto"
     objective: Objective | None = None
     tune_minutes: float = 5.0
+    price: float | None = None
     revision: str | None = None
     max_kl: float | None = None
     keep_wide: list[str] = []
@@ -81,6 +82,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("a build is for --workload or for --shape: leave one out", param="shape")
         if not 0 <= self.tune_minutes <= 24 * 60:
             raise UsageError(f"tune_minutes must be between 0 and 1440, not {self.tune_minutes}", param="tune_minutes")
+        if self.retune and not self.tune_minutes:
+            raise UsageError("a retune times choices, and tune_minutes 0 times none: raise it", param="tune_minutes")
         if self.max_kl is not None and not self.max_kl >= 0:
             raise UsageError(f"max_kl must be at least 0, not {self.max_kl}", param="max_kl")
         for shape in self.shapes:
@@ -103,7 +106,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         return Config.of(**{"model": model or self.model, **self.named, **more})
 
     def asked(self) -> dict[str, Any]:
-        """Returns what must be the same for a build to go on where it was. max_kl may differ: it decides nothing before
-        all is done."""
+        """Returns what must be the same for a build to go on where it was. max_kl and price may differ: they decide
+        nothing before all is done."""
         told: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: value for name, value in {**told, **told.pop("knobs")}.items() if name not in ("out", "max_kl")}
+        free = ("out", "max_kl", "price")
+        return {name: value for name, value in {**told, **told.pop("knobs")}.items() if name not in free}

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from penstock import __version__
 from penstock.artifact.checksums import verify_files
+from penstock.artifact.describe import UNTIMED, describe, describe_decision, describe_work
 from penstock.artifact.manifest import (
     KERNELS,
     BuiltOn,
@@ -37,15 +38,14 @@ from penstock.build.options import BuildOptions, WorkShape
 from penstock.build.pack import sum_folder
 from penstock.build.source import SourceModel, check_room, check_unchanged, fetch
 from penstock.build.stage_process import run_apart
-from penstock.build.summary import summary
-from penstock.build.tune import Tuned, told
+from penstock.build.tune import Tuned
 from penstock.build.work_sample import WorkRow, WorkSample, rows_work, shape_work, spread
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.built_on import built_on
 from penstock.execute.open_runner import find_device
 from penstock.models.generation_config import read_generation_defaults
 from penstock.models.read_config import read_model_config
-from penstock.status_line import duration
+from penstock.status_line import duration, size_of
 from penstock.text.tokenizer import Tokenizer
 
 Defaults = Mapping[str, float | int]
@@ -55,8 +55,8 @@ USUAL_KL = {"fp8": 0.02, "int8": 0.02, "int4": 0.15, "none": 0.02}  # nats a tok
 STAGES = ("fetch", "work", "weights", "tune", "compile", "check", "pack")
 
 
-def run_build(options: BuildOptions, read_rows: ReadRows, price: float | None = None) -> Manifest:
-    """Builds `options.out`, or goes on with it, and prints a summary. price: dollars an hour of this machine.
+def run_build(options: BuildOptions, read_rows: ReadRows) -> Manifest:
+    """Builds `options.out`, or goes on with it, and prints what it came to.
 
     KeyboardInterrupt comes through with how to go on in it.
     """
@@ -72,7 +72,7 @@ def run_build(options: BuildOptions, read_rows: ReadRows, price: float | None = 
             state.finish()
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"stopped; the same command goes on in {options.out} where it was") from stop
-    print(summary(manifest, options.out, price))
+    print(f"{describe(Path(options.out), manifest)}\n\npenstock serve {options.out}")
     return manifest
 
 
@@ -97,7 +97,7 @@ class _Build:
         weights = msgspec.convert(self._stage("weights", lambda: self._weights(source, works)), Decision)
         files = self._files()
         tuned, decided = self._fit(works)
-        quality = self._check(source, works, str(weights.chosen), decided)
+        quality, kv_scales = self._check(source, works, str(weights.chosen), decided)
         return self._pack(
             Manifest(
                 penstock=__version__,
@@ -107,6 +107,7 @@ class _Build:
                 built_on=machine,
                 decisions=[weights, *tuned.decisions],
                 quality=quality,
+                kv_scales=kv_scales,
                 files=files,
                 **decided,
                 **self._timed(tuned),
@@ -147,6 +148,7 @@ class _Build:
         return {
             "built_for": [work.facts() for work in tuned.works],
             "objective": self._options.objective or "throughput",
+            "price": self._options.price,
             "step_seconds": tuned.step_seconds,
             "expected": tuned.expected,
         }
@@ -197,9 +199,9 @@ class _Build:
     def _fetch(self) -> Result:
         self._say("fetch", self._options.model)
         source = fetch(self._options)
-        size = sum(file.bytes for file in source.files.values())
+        size = size_of(sum(file.bytes for file in source.files.values()))
         at = f", revision {source.revision}" if source.revision else ""
-        self._say("fetch", f"{len(source.files)} files, {size / 1e9:.2f} GB{at}")
+        self._say("fetch", f"{len(source.files)} files, {size}{at}")
         found: Result = msgspec.to_builtins(source)
         return found
 
@@ -218,24 +220,19 @@ class _Build:
             most = self._options.knobs.get("max_num_seqs")
             works = [rows_work(str(self._options.workload), some, tokenizer, context, most)]
         for work in works:
-            facts = work.facts()
-            self._say(
-                "work",
-                f"{facts.told}: {facts.prompts:,} prompts, {facts.samples:,} samples, {facts.concurrency:,} at once; "
-                f"{facts.prompt_tokens:,} tokens in (longest {facts.longest_prompt:,}), {facts.output_tokens:,} out; "
-                f"{facts.shared_tokens:,} shared by all",
-            )
+            self._say("work", describe_work(work.facts()))
         return {"works": msgspec.to_builtins(works)}
 
     def _weights(self, source: SourceModel, works: list[Result]) -> Result:
         decision = choose_weights(self._options, source, msgspec.convert(works, list[WorkSample]))
-        self._say("weights", told(decision))
+        self._say("weights", describe_decision(decision))
         make_weights(self._options, source, str(decision.chosen), lambda line: self._say("weights", line))
         found: Result = msgspec.to_builtins(decision)
         return found
 
     def _tune(self, works: list[Result]) -> Result:
-        self._say("tune", f"{self._options.tune_minutes:g} minutes at most")
+        minutes = self._options.tune_minutes
+        self._say("tune", f"{minutes:g} minutes at most" if minutes else UNTIMED)
         return run_apart("tune", {"options": self._told, "works": works})
 
     def _compile(self, decided: Result, works: list[Result]) -> Result:
@@ -246,15 +243,16 @@ class _Build:
         self._say("compile", f"{found['kernels']} kernels")
         return found
 
-    def _check(self, source: SourceModel, works: list[Result], kind: str, decided: Result) -> Quality:
-        """Raises CheckpointError where the built model is past the bound."""
-        scored = self._stage("check", lambda: self._score(source, works, decided))
+    def _check(self, source: SourceModel, works: list[Result], kind: str, decided: Result) -> tuple[Quality, Any]:
+        """Returns how far the built model is off, and its scales of K and V. CheckpointError past the bound."""
+        scored = dict(self._stage("check", lambda: self._score(source, works, decided)))
+        kv_scales = scored.pop("kv_scales")
         bound = USUAL_KL[kind] if self._options.max_kl is None else self._options.max_kl
         costs = self._state.known("costly") or {}
         quality = Quality(**scored, bound=bound, by_matrix=costs, kept_wide=self._options.keep_wide)
         self._say("check", f"KL {quality.kl_mean:.2g} (bound {bound:g}), the same token at {quality.agreement:.2%}")
         if quality.kl_mean <= bound:
-            return quality
+            return quality, kv_scales
         way_out = f"raise the bound by --max-kl {quality.kl_mean * 1.05:.2g}, which goes on from here"
         if kind != "none":
             self._say("check", "past the bound: looking for what costs most")
@@ -314,5 +312,6 @@ def _again(options: BuildOptions) -> tuple[BuildOptions, Manifest]:
         options,
         shapes=[] if options.workload is not None else shapes,
         objective=options.objective or manifest.objective,
+        price=manifest.price if options.price is None else options.price,
         knobs={**told, **options.knobs},
     ), manifest

@@ -6,7 +6,7 @@ Steps are launched one ahead, as the engine does. It knows a runner and plans of
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -62,27 +62,47 @@ def _entries(runner: TorchRunner, works: Sequence[WorkSample]) -> Iterator[Entry
 def _seconds(runner: TorchRunner, entry: Entry) -> float:
     """Seconds of one step, the mean of some that follow each other."""
     plans = _Plans(runner, entry)
-    _run(runner, plans, WARM)
+    run_ahead(runner, plans.next, WARM)
     begun = time.perf_counter()
-    _run(runner, plans, LEAST_STEPS)
+    run_ahead(runner, plans.next, LEAST_STEPS)
     each = (time.perf_counter() - begun) / LEAST_STEPS
     more = min(MOST_STEPS, int(STEPS_SECONDS / each))
     if more <= LEAST_STEPS:
         return each
     begun = time.perf_counter()
-    _run(runner, plans, more)
+    run_ahead(runner, plans.next, more)
     return (time.perf_counter() - begun) / more
 
 
-def _run(runner: TorchRunner, plans: _Plans, steps: int) -> None:
-    before = None
+def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> list[float]:
+    """Runs steps, a step ahead as the engine does, and returns the seconds that each launch took of the host."""
+    before, host = None, list[float]()
     for _ in range(steps):
-        flight = runner.launch(plans.next())
+        each, begun = plan(), time.perf_counter()
+        flight = runner.launch(each)
+        host.append(time.perf_counter() - begun)
         if before is not None:
             before.fetch()
         before = flight
     assert before is not None, "at least one step is timed"
     before.fetch()
+    return host
+
+
+def lasting_rows(blocks: Int32, length: int, **columns: float) -> Joins:
+    """Returns rows that go on for ever, with these blocks each [rows, blocks] and so many tokens stored; drawn
+    plainly but for `columns` of JOIN_RECORD."""
+    rows = len(blocks)
+    records = np.zeros(rows, JOIN_RECORD)
+    for name in ("row", "sample", "last_token", "seed"):
+        records[name] = np.arange(rows)
+    records["length"], records["limit"] = length, length + 10_000
+    records["prompt_length"] = records["min_length"] = length + 1
+    records["temperature"] = records["top_p"] = records["repetition"] = 1.0
+    records["ignore_eos"], records["stop_ids"], records["logprobs"] = 1, -1, -1
+    for name, value in columns.items():
+        records[name] = value
+    return Joins(records, blocks, np.zeros(rows + 1, np.int32), _NOTHING, np.zeros(0, np.float32))
 
 
 class _Plans:
@@ -114,14 +134,7 @@ class _Plans:
     def _joins(self) -> Joins:
         own = 1 + np.arange(self._rows * self._each, dtype=np.int32)
         blocks = np.random.default_rng(0).permutation(own).astype(np.int32).reshape(self._rows, self._each)
-        records = np.zeros(self._rows, JOIN_RECORD)
-        for name in ("row", "sample", "last_token", "seed"):
-            records[name] = np.arange(self._rows)
-        records["length"], records["limit"] = self._context, self._context + 10_000
-        records["prompt_length"] = records["min_length"] = self._context + 1
-        records["temperature"] = records["top_p"] = records["repetition"] = 1.0
-        records["ignore_eos"], records["stop_ids"], records["logprobs"] = 1, -1, -1
-        return Joins(records, blocks, np.zeros(self._rows + 1, np.int32), _NOTHING, np.zeros(0, np.float32))
+        return lasting_rows(blocks, self._context)
 
     def _chunks(self) -> Chunks | None:
         """Whole prompts of so many tokens together; they all write to the same blocks, which nobody reads."""

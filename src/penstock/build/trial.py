@@ -25,7 +25,7 @@ from penstock.engine.build_engine import engine_over
 from penstock.engine.engine import Engine
 from penstock.engine.roofline import RooflineGauge, limit_seconds
 from penstock.errors import EngineError, UsageError
-from penstock.execute.open_runner import open_runner
+from penstock.execute.rank_runner import open_parallel
 from penstock.execute.runner import TorchRunner
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import GOES_ON
@@ -47,7 +47,7 @@ class OpenModel:
     """A model and its runner; `with OpenModel(config, folder) as model`, then `model.run(works, knob=value ...)`."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.config, self.runner = config, open_runner(config, folder)
+        self.config, self.runner = config, open_parallel(config, folder)
 
     def __enter__(self) -> OpenModel:
         return self

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import torch
 from msgspec.structs import replace
 
-from penstock.artifact.manifest import Decision, ExpectedWork, StepSeconds, Value
+from penstock.artifact.describe import describe_decision, describe_work
+from penstock.artifact.manifest import Decision, ExpectedWork, StepSeconds, Value, name_of
 from penstock.build.build_state import Result
-from penstock.build.decide import REPEATS, decide, measure, middle, name_of, noise_percent
+from penstock.build.decide import REPEATS, decide, measure, middle, noise_percent
 from penstock.build.options import BuildOptions
 from penstock.build.step_table import time_steps
 from penstock.build.trial import OpenModel, Timing, in_time, kv_tokens_of
@@ -30,9 +30,9 @@ from penstock.build.tune_kernels import tune_kernels
 from penstock.build.work_sample import WorkSample
 from penstock.config import Config
 from penstock.errors import CapacityError
-from penstock.execute.open_runner import find_device
-from penstock.execute.padding import padded
-from penstock.kernels.fp8_rows import LEAST_GPU
+from penstock.execute.kv_fit import reads_eight_bits
+from penstock.execute.open_runner import find_device, find_ops
+from penstock.execute.padding import GRAPH_ROWS, padded
 from penstock.models.read_config import read_model_config
 
 KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = 0.2, 0.1, 0.2  # of the time: kernels, the steps' table, the last comparison
@@ -85,12 +85,21 @@ class Tuner:
         self._unit = "output tok/s" if self._more else "ms a request"
 
     def run(self) -> Tuned:
-        """Opens the model, once or twice beside itself, and takes what wins."""
+        """Opens the model, once or twice beside itself, and takes what wins. With no time at all it takes nothing."""
+        if not self._seconds:
+            if any(work.ends for work in self._works):
+                with OpenModel(self._config(), self._folder) as model:
+                    self._look(model)
+            self._choose_graphs()
+            return Tuned(self._decisions, self._chosen, {}, [], StepSeconds(), self._works)
         kernels = self._seconds * KERNELS_SHARE
-        self._decisions += tune_kernels(self._config(), self._folder, self._works, self._clock() + kernels, _tell)
+        if self._config().parallel.tensor_parallel_size > 1:
+            _say("kernels' cuts are left at their defaults: they are timed on a whole model, and ranks have shares")
+        else:
+            self._decisions += tune_kernels(self._config(), self._folder, self._works, self._clock() + kernels, _tell)
         self._tunables = {each.name: each.chosen for each in self._decisions if each.chosen != each.default}
         with OpenModel(self._config(), self._folder) as model:
-            self._works = [model.look(work) if work.ends else work for work in self._works]
+            self._look(model)
             runs = in_time(model, self._works, self._seconds / (RUNS * REPEATS), _say)
             self._end = self._clock() + self._seconds * (1.0 - KERNELS_SHARE - TABLE_SHARE - LAST_SHARE)
             waiting, reopened = self._scheduling(model), self._reopening()
@@ -101,7 +110,15 @@ class Tuner:
         for place, (name, value) in enumerate(reopened):
             self._try_reopened(name, value, runs, (self._end - self._clock()) / (len(reopened) - place))
         expected = self._compare(runs)
+        self._choose_graphs()
         return Tuned(self._decisions, self._chosen, self._tunables, expected, table, self._works)
+
+    def _look(self, model: OpenModel) -> None:
+        """Sees how long answers are that the model ends."""
+        for place, work in enumerate(self._works):
+            if work.ends:
+                self._works[place] = model.look(work)
+                _say(describe_work(self._works[place].facts()))
 
     # --- one knob
 
@@ -141,11 +158,12 @@ class Tuner:
 
     def _reopening(self) -> list[tuple[str, Value]]:
         """Knobs that need an engine of their own, with the one value to try."""
-        if find_device(self._config().model.device).type == "cpu":
+        device = find_device(self._config().model.device)
+        if device.type == "cpu":
             return []  # no graphs of so many rows, and eight bits of KV cost time there (docs/design/eight_bits.md)
         rows = padded(max(work.concurrency for work in self._works))
         wanted: list[tuple[str, Value]] = [("max_num_seqs", rows)]
-        if torch.cuda.get_device_capability() >= LEAST_GPU and not self._options.retune:
+        if reads_eight_bits(device, find_ops(self._config())) and not self._options.retune:
             wanted.append(("kv_cache_dtype", "fp8"))
         return [each for each in wanted if each[0] not in self._options.named]
 
@@ -180,6 +198,14 @@ class Tuner:
 
     def _context(self, config: Config) -> int:
         return config.memory.max_model_len or read_model_config(self._folder).context
+
+    def _choose_graphs(self) -> None:
+        """Has a GPU's start capture sizes up to the work's rows close together, and no others."""
+        name, rows = "max_cudagraph_capture_size", padded(max(work.concurrency for work in self._works))
+        gpu = find_device(self._config().model.device).type == "cuda"
+        if gpu and rows < GRAPH_ROWS and name not in self._options.named:
+            note = "the most rows of the work: a shorter start, and steps of more rows are padded further"
+            self._take(Decision(name=name, chosen=rows, default=None, note=note))
 
     # --- all of it
 
@@ -223,7 +249,7 @@ class Tuner:
         faster = decision.chosen == "chosen"
         if not faster:
             self._chosen, self._tunables = {}, {}
-            note = "taken back: all choices together won by no more than the noise"
+            note = "was taken back: all choices together won by no more than the noise"
             self._decisions = [
                 replace(each, chosen=each.default, won_percent=0.0, note=f"{name_of(each.chosen)} {note}")
                 if each.chosen != each.default
@@ -242,6 +268,7 @@ class Tuner:
             output_tokens_per_second=round(middle(rates), 1),
             noise_percent=round(noise_percent(rates), 2) if len(rates) > 1 else None,
             requests_per_second=round(middle([each.requests / each.seconds for each in timings]), 3),
+            request_ms=round(middle([1e3 * each.latency for each in timings]), 2),
             share_of_limit=round(middle(shares), 4) if shares else None,
         )
 
@@ -252,21 +279,12 @@ class Tuner:
         return config
 
 
-def told(decision: Decision) -> str:
-    """Returns a decision in a line."""
-    gain = f", {decision.won_percent:+.1f} %" if decision.won_percent else ""
-    noise = f" (noise {decision.noise_percent:.1f} %)" if decision.noise_percent is not None else ""
-    note = f": {decision.note}" if decision.note else ""
-    stays = " stays" if decision.chosen == decision.default else ""
-    return f"{decision.name}: {name_of(decision.chosen)}{stays}{gain}{noise}{note}"
-
-
 def _without(knobs: Mapping[str, Value], names: Collection[str]) -> dict[str, Value]:
     return {name: value for name, value in knobs.items() if name not in names}
 
 
 def _tell(decision: Decision) -> None:
-    _say(told(decision))
+    _say(describe_decision(decision))
 
 
 def _say(line: str) -> None:

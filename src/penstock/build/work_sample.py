@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
 from itertools import chain
 from typing import Any, Protocol
 
@@ -15,9 +16,10 @@ import msgspec
 
 from penstock.artifact.manifest import BuiltFor
 from penstock.build.options import WorkShape
-from penstock.errors import ContextLengthError, UsageError, too_long
+from penstock.errors import UsageError
 from penstock.models.model_config import ModelConfig
-from penstock.request import SamplingParams
+from penstock.request import SamplingParams, check_request
+from penstock.server.openai.batch_line import BadRows
 from penstock.text.sandbox import Sandbox
 from penstock.text.sandbox_process import ChatJob
 from penstock.text.tokenizer import Tokenizer
@@ -34,7 +36,7 @@ DRAWN_BY = (
 class WorkRow(Protocol):
     """A row of a user's file, as `penstock run` reads it."""
 
-    id: Any
+    number: int  # its line
     prompt: str | list[int] | None
     messages: list[dict[str, Any]] | None
     params: SamplingParams
@@ -99,7 +101,8 @@ def shape_work(shape: WorkShape, config: ModelConfig, context: int) -> WorkSampl
     longer than the context."""
     if shape.prompt_tokens + shape.output_tokens > context:
         raise UsageError(
-            f"shape {shape.told} is longer than the context of {context} tokens: lower it, or raise max_model_len",
+            f"shape {shape.told} is longer than the context of {context} tokens: lower it"
+            + ", or raise max_model_len" * (context < config.context),
             param="shape",
         )
     draw = random.Random(shape.told)
@@ -119,22 +122,17 @@ def shape_work(shape: WorkShape, config: ModelConfig, context: int) -> WorkSampl
 def rows_work(
     told: str, rows: Sequence[WorkRow], tokenizer: Tokenizer, context: int, most_rows: int | None
 ) -> WorkSample:
-    """Returns a file's sample as ids. most_rows: of the engine, where the user named them. ContextLengthError for a row
-    that is too long, by its id."""
-    made = [(row, ids) for row, ids in zip(rows, _ids(rows, tokenizer, context), strict=True)]
-    outputs = []
-    for row, ids in made:
-        room = context - len(ids)
-        if room <= 0:
-            raise ContextLengthError(f"row {row.id!r}: {too_long(context)}, {len(ids)} tokens: shorten it")
-        outputs.append(min(room, row.params.max_tokens or LONGEST_LOOK))
+    """Returns a file's sample as ids. most_rows: of the engine, where the user named them. UsageError for rows that the
+    model cannot take (longer than the context, ids outside its vocabulary), all of them by their numbers."""
+    prompts = _ids(rows, tokenizer, context)
+    asked = [row.params.max_tokens or LONGEST_LOOK for row in rows]
     work = WorkSample(
         told=told,
-        prompts=[ids for _, ids in made],
-        sampling=[{name: getattr(row.params, name) for name in DRAWN_BY} for row, _ in made],
-        outputs=outputs,
+        prompts=prompts,
+        sampling=[{name: getattr(row.params, name) for name in DRAWN_BY} for row in rows],
+        outputs=[min(context - len(ids), most) for ids, most in zip(prompts, asked, strict=True)],
         concurrency=0,
-        ends=not all(row.params.ignore_eos for row, _ in made),
+        ends=not all(row.params.ignore_eos for row in rows),
     )
     return msgspec.structs.replace(work, concurrency=min(work.samples, most_rows or work.samples))
 
@@ -157,18 +155,24 @@ def shared_beginning(prompts: Sequence[list[int]]) -> int:
     return next((place for place, alike in enumerate(chain(same, [False])) if not alike), 0)
 
 
-def _ids(rows: Sequence[WorkRow], tokenizer: Tokenizer, context: int) -> Iterator[list[int]]:
+def _ids(rows: Sequence[WorkRow], tokenizer: Tokenizer, context: int) -> list[list[int]]:
     """Each row's prompt; messages by the model's chat template."""
-    sandbox: Sandbox | None = None
-    try:
+    found, bad = list[list[int]](), BadRows()
+    with ExitStack() as opened:
+        sandbox: Sandbox | None = None
         for row in rows:
-            if row.messages is not None:
-                sandbox = sandbox or Sandbox.open(tokenizer, context)
-                options = dict(row.chat)
-                options["template_kwargs"] = options.pop("chat_template_kwargs", None)
-                yield sandbox.run(ChatJob(messages=row.messages, **options)).ids[0]
-            else:
-                yield tokenizer.encode(row.prompt) if isinstance(row.prompt, str) else list(row.prompt or ())
-    finally:
-        if sandbox is not None:
-            sandbox.close()
+            try:
+                if row.messages is not None:
+                    sandbox = sandbox or opened.enter_context(closing(Sandbox.open(tokenizer, context)))
+                    options = dict(row.chat)
+                    options["template_kwargs"] = options.pop("chat_template_kwargs", None)
+                    ids = sandbox.run(ChatJob(messages=row.messages, **options)).ids[0]
+                else:
+                    ids = tokenizer.encode(row.prompt) if isinstance(row.prompt, str) else list(row.prompt or ())
+                span = (min(ids), max(ids)) if ids else None
+                check_request(len(ids), span, row.params, context, tokenizer.vocab_size)
+                found.append(ids)
+            except UsageError as error:
+                bad.add(row.number, f"row {row.number}: {error}")
+    bad.refuse()
+    return found

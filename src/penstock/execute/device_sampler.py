@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.execute.kv_cache import zeros
+from penstock.execute.rank_sampler import NOBODY, Asking, RankSampler
 from penstock.kernels.inputs import Queries
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
@@ -38,8 +39,9 @@ class DeviceSampler:
     ) -> None:
         self._model, self._ops, self._rows, self._slot_token = model, ops, rows, slot_token
         self.slice_rows = min(slice_rows, capacity)
-        device, vocabulary = rows.device, model.config.vocab_size
-        self._scratch = ops.sample_scratch(self.slice_rows, vocabulary, device)
+        device, vocabulary, part = rows.device, model.config.vocab_size, model.vocabulary
+        self._scratch = ops.sample_scratch(self.slice_rows, model.head_rows, device)
+        self._ranks = None if part is None else RankSampler(ops, rows, self._scratch, part)
         self.bias_ids = torch.zeros(BIAS_POOL, dtype=torch.int32, device=device)
         self.bias_values = torch.zeros(BIAS_POOL, dtype=torch.float32, device=device)
         # [slots, W]: bit t % 32 of word t // 32 set: token t may come. Graphs know its place: it never moves.
@@ -61,13 +63,20 @@ class DeviceSampler:
         self.bias_values[first:last].copy_(values)
 
     def launch(
-        self, row_ids: Tensor, queries: Queries | None, position: Tensor, hidden: Tensor, wants: int, most: int = 0
+        self,
+        row_ids: Tensor,
+        queries: Queries | None,
+        position: Tensor,
+        hidden: Tensor,
+        wants: int,
+        most: int = 0,
+        asking: Asking = NOBODY,
     ) -> tuple[Tensor, Tensor]:
         """row_ids [S] int32 and positions [S] of queries, hidden [S or more, d] -> sampled_ids[:S], and with
         WANTS_LOGPROBS chosen[:S], rank[:S].
 
         wants: what any of the rows may ask for. most: of how many of the most likely tokens to tell; what is known of
-        them is given, ids and logprobs [S, most].
+        them is given, ids and logprobs [S, most]. asking: where ranks share a vocabulary, which queries ask.
         """
         count = row_ids.shape[0]
         device = hidden.device
@@ -76,7 +85,8 @@ class DeviceSampler:
         for first in range(0, count, self.slice_rows):
             last = min(first + self.slice_rows, count)
             part = slice(first, last)
-            self._slice(row_ids[part], position[part], hidden[part], first, wants, most, ids[part], top[part])
+            some = asking.within(first, last)
+            self._slice(row_ids[part], position[part], hidden[part], first, wants, most, ids[part], top[part], some)
         self._ops.advance(row_ids, queries, self._drawn[:count], self._rows, self.sampled_ids[:count])
         return ids, top
 
@@ -90,13 +100,19 @@ class DeviceSampler:
         most: int,
         ids: Tensor,
         top: Tensor,
+        asking: Asking,
     ) -> None:
         ops, rows, last = self._ops, self._rows, first + row_ids.shape[0]
         logits = self._model.logits(hidden)
         drawn, scratch, adjusts = self._drawn[first:last], self._scratch, bool(wants & WANTS_ADJUST)
         if adjusts:
             biases = self.bias_ids, self.bias_values
-            ops.adjust(logits, row_ids, position, rows, self._slot_token, *biases, self.masks, scratch)
+            part = self._model.vocabulary
+            ops.adjust(logits, row_ids, position, rows, self._slot_token, *biases, self.masks, scratch, part)
+        if self._ranks is not None:
+            out = (self.chosen[first:last], self.rank[first:last], ids, top)
+            self._ranks.draw(logits, row_ids, position, drawn, adjusts, asking, out)
+            return
         filters = bool(wants & WANTS_FILTER)
         ops.sample_rows(logits, row_ids, position, rows, scratch, drawn, filters=filters, adjusts=adjusts)
         if wants & WANTS_LOGPROBS:

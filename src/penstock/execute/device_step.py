@@ -30,13 +30,14 @@ from penstock.execute.graphs import Captured, Graphs
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.padding import CHUNK_GRAPHS, EXACT, PADDED, chunk_capacity
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
+from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staging import Staging
 from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Queries, StepInputs
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
-from penstock.row_table import WANTS_LOGPROBS
+from penstock.row_table import WANTS_FILTER, WANTS_LOGPROBS
 from penstock.schedule.step import Chunks, Int32, Joins, StepPlan
 
 
@@ -251,10 +252,12 @@ class DeviceStep:
             return None
         return Queries(self.staging.offset[:size], self.staging.draft[:size])
 
-    def launch_draw(self, size: int, hidden: Tensor, wants: int, most: int = 0) -> tuple[Tensor, Tensor]:
+    def launch_draw(
+        self, size: int, hidden: Tensor, wants: int, most: int = 0, asking: Asking = NOBODY
+    ) -> tuple[Tensor, Tensor]:
         """Draws for the step's queries, and takes what was drawn into the rows: as `DeviceSampler.launch`."""
         position = self.columns.positions[:size]
-        return self.draw.launch(self.staging.rows[:size], self.queries(size), position, hidden, wants, most)
+        return self.draw.launch(self.staging.rows[:size], self.queries(size), position, hidden, wants, most, asking)
 
     def _draw_for_graph(self, size: int, hidden: Tensor, every: bool) -> None:
         self.launch_draw(size, hidden, EVERY if every else PLAIN)
@@ -267,12 +270,15 @@ class DeviceStep:
             k = self.asked.logprobs[plan.query_rows[where]]
         most = (MOST if self.ops.compiled else int(k.max())) if k.any() else 0
         every, rows = bool(plan.wants), plan.query_rows.size
+        asking = NOBODY
+        if self.model.vocabulary is not None and plan.wants & (WANTS_FILTER | WANTS_LOGPROBS):
+            asking = Asking(np.flatnonzero(self.asked.wants[plan.query_rows] & WANTS_FILTER), where)
         ids = top = self.draw.nothing
-        if captured is not None and not most and not (every and self.draw.pool_moved):
+        if captured is not None and not most and asking is NOBODY and not (every and self.draw.pool_moved):
             captured.draw[every].replay()
         else:
             wants = (EVERY if every else PLAIN) if self.ops.compiled else plan.wants
-            ids, top = self.launch_draw(size, hidden, wants, most)
+            ids, top = self.launch_draw(size, hidden, wants, most, asking)
         if not where.size:
             return None
         return Logprobs(where, k, self.draw.chosen[:rows], self.draw.rank[:rows], ids[:rows], top[:rows], where)

@@ -10,7 +10,6 @@ It knows a model and token ids; no rows, no scheduler. Why scales are powers of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from penstock.kernels.inputs import AttentionKind, PrefillInputs, StepInputs
 from penstock.kernels.layer_kv import LEAST_KV_SCALE, KvForm, LayerKv
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
+from penstock.parallel.layout import ALONE, Layout
 
 PROMPTS, TOKENS = 4, 128  # of the built-in sample
 HEADROOM = 2.0  # times the sample's largest number, that a scale leaves room for at least
@@ -48,13 +48,11 @@ def fit_kv(
     *,
     given: Given | None = None,
     sample: Tensor | None = None,
-    meet: Callable[[], None] = lambda: None,
 ) -> None:
     """Settles the `kv_form` of each layer.
 
     given: a layer's scales [2, kv_heads] as its checkpoint has them, None: they are measured.   sample: [prompts,
-    tokens] ids, None: the built-in one.   meet: called before the sample runs, where ranks must have loaded their
-    weights before they add up their answers.   UsageError for a GPU that has no e4m3.
+    tokens] ids, None: the built-in one, which all ranks run together.   UsageError for a GPU that has no e4m3.
     """
     if asked == "auto":
         return
@@ -63,7 +61,6 @@ def fit_kv(
             block.attention.kv_form = form
         return
     check_eight_bits(model.device, ops)
-    meet()
     for block, layer in zip(model.blocks, look_at_kv(model, ops, sample, given), strict=True):
         block.attention.kv_form = _form(block.attention.kv_form, layer)
 
@@ -164,6 +161,24 @@ def _form(plain: KvForm, seen: SeenKv) -> KvForm:
     if not seen.key_error <= KEY_ERROR:
         scales[0], keys = 1.0, plain.keys
     return replace(plain, keys=keys, values=E4M3, scales=scales)
+
+
+def kept_form(
+    plain: KvForm, scales: tuple[list[float], list[float]], device: torch.device, layout: Layout = ALONE
+) -> KvForm:
+    """Returns what a layer becomes by the scales of its model's heads, K's (none: keys stay plain) and V's; of several
+    ranks each takes its own heads'."""
+    of_keys, of_values = scales
+    shares, share = layout.share(len(of_values), "KV heads", repeats=True)
+    each = [torch.tensor(part or [1.0] * len(of_values)).view(shares, -1)[share] for part in (of_keys, of_values)]
+    return replace(plain, keys=E4M3 if of_keys else plain.keys, values=E4M3, scales=torch.stack(each).to(device))
+
+
+def told_scales(form: KvForm) -> tuple[list[float], list[float]]:
+    """Returns what `kept_form` makes a form in eight bits of."""
+    assert form.scales is not None
+    of_keys, of_values = form.scales.tolist()
+    return of_keys if form.keys == E4M3 else [], of_values
 
 
 def _through_e4m3(numbers: Tensor, scale: Tensor) -> Tensor:

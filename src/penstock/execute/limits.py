@@ -114,8 +114,13 @@ def with_kv(
         kv_tokens=tokens,
         num_blocks=-(-tokens // BLOCK_SIZE) + SPARE_BLOCKS,
         mask_slots=limits.mask_slots,
-        graph_sizes=tuple(graph_sizes(min(limits.max_rows, GRAPH_ROWS))) if device.type == "cuda" else (),
+        graph_sizes=_graph_sizes(limits, config) if device.type == "cuda" else (),
     )
+
+
+def _graph_sizes(limits: BatchLimits, config: Config) -> tuple[int, ...]:
+    most = min(limits.max_rows, GRAPH_ROWS)
+    return tuple(graph_sizes(most, config.batching.max_cudagraph_capture_size or most))
 
 
 def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: torch.device) -> int:

@@ -8,19 +8,18 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from penstock.config import Config, Dtype, KvCacheDtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.executor import Executor, open_executor
 from penstock.execute.kv_cache import token_bytes
-from penstock.execute.kv_fit import check_eight_bits, fit_kv, reads_eight_bits
-from penstock.execute.limits import BatchLimits, Limits, batch_limits, free_memory, with_kv
+from penstock.execute.kv_fit import check_eight_bits, fit_kv, kept_form, reads_eight_bits
+from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
-from penstock.kernels.binaries import Binaries
 from penstock.kernels.choose import choose
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
@@ -28,6 +27,7 @@ from penstock.models.generation_config import end_ids, read_generation_defaults
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.parallel.layout import ALONE, Layout
+from penstock.quant.stored_quantization import StoredQuantization
 from penstock.weights.kv_scales import asks_for_eight_bits, read_kv_scales
 from penstock.weights.load import load_model
 
@@ -64,8 +64,9 @@ def open_share(
     limits = batch_limits(config, model_config.context, device)
     model, ops = load_for(config, folder, model_config, device, limits.max_model_len, layout)
     with _named_failures(device):
-        meet = partial(_meet, agree, limits, config, device) if layout.size > 1 else lambda: None
-        settle_kv(config, folder, model, ops, layout, meet)
+        if layout.size > 1:  # all have loaded their weights: from now on they add up. What they agree on is thrown away
+            agree(with_kv(limits, config, 1, device))
+        settle_kv(config, folder, model, ops, layout)
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
         sharers = layout.size if device.type == "cpu" else 1
@@ -73,6 +74,8 @@ def open_share(
         ends, defaults = end_ids(model_config, generation), generation.sampling()
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
+    if layout.size > 1:
+        agree(sized)  # all have come so far, and nobody is waited for while another compiles or captures
     return runner
 
 
@@ -104,16 +107,18 @@ def load_for(
     return model, ops
 
 
-def find_binaries(config: Config) -> Binaries | None:
-    """Returns what this process knows of its kernels' binaries; None where nothing is compiled."""
+def find_ops(config: Config) -> Ops:
+    """Returns the kernels that serve such a config on its device."""
     device = find_device(config.model.device)
-    return choose(device, find_dtype(config.model.dtype, device), config.schedule.kernels).binaries
+    return choose(device, find_dtype(config.model.dtype, device), config.schedule.kernels)
 
 
-def find_kv_dtype(asked: KvCacheDtype, folder: Path, device: torch.device, ops: Ops) -> KvCacheDtype:
+def find_kv_dtype(
+    asked: KvCacheDtype, stored: StoredQuantization | None, device: torch.device, ops: Ops
+) -> KvCacheDtype:
     """`auto` is what the checkpoint says: eight bits by its kv_cache_scheme where this device reads them. UsageError
     for eight bits where it doesn't and they are asked for."""
-    if asked == "auto" and asks_for_eight_bits(folder) and reads_eight_bits(device, ops):
+    if asked == "auto" and asks_for_eight_bits(stored) and reads_eight_bits(device, ops):
         return "fp8"
     if asked == "fp8":
         check_eight_bits(device, ops)
@@ -126,20 +131,20 @@ def settle_kv(
     model: Decoder,
     ops: Ops,
     layout: Layout = ALONE,
-    meet: Callable[[], None] = lambda: None,
+    sample: Tensor | None = None,
 ) -> None:
-    """Settles what K and V of a loaded model are stored as, from here on. meet: `fit_kv`'s."""
-    asked, given = find_kv_dtype(config.model.kv_cache_dtype, folder, model.device, ops), None
+    """Settles what K and V of a loaded model are stored as, from here on: as its artifact says, where it does. sample:
+    `fit_kv`'s. Of several ranks all come here at once."""
+    asked, given = find_kv_dtype(config.model.kv_cache_dtype, model.config.quantization, model.device, ops), None
+    attentions = [block.attention for block in model.blocks]
+    if asked == "fp8" and config.kv_scales.keys() >= {attention.name for attention in attentions}:
+        for attention in attentions:
+            attention.kv_form = kept_form(attention.kv_form, config.kv_scales[attention.name], model.device, layout)
+        return
     if asked == "fp8" and config.model.load_format != "dummy":
-        attentions = [block.attention for block in model.blocks]
         names, heads = [a.name for a in attentions], [a.kind.kv_heads for a in attentions]
         given = read_kv_scales(folder, names, heads, layout)
-    fit_kv(model, asked, ops, given=given, meet=meet)
-
-
-def _meet(agree: Callable[[Limits], Limits], limits: BatchLimits, config: Config, device: torch.device) -> None:
-    """All ranks have loaded their weights: from now on they may add up. What they agree on here is thrown away."""
-    agree(with_kv(limits, config, 1, device))
+    fit_kv(model, asked, ops, given=given, sample=sample)
 
 
 @contextmanager
@@ -166,8 +171,9 @@ def _named_failures(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def find_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. UsageError for a CUDA that isn't there."""
+def find_device(name: str, rank: int | None = None) -> torch.device:
+    """`auto` is CUDA where there is one. UsageError for a CUDA that isn't there. rank: that has the GPU of its number,
+    of those that are visible; None: the current one."""
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
         raise UsageError(
@@ -175,7 +181,7 @@ def find_device(name: str) -> torch.device:
         )
     if name == "cpu" or not there:
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", torch.cuda.current_device() if rank is None else rank)
 
 
 def _why_no_cuda() -> str:

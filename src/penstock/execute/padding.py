@@ -27,10 +27,14 @@ def sizes_up_to(rows: int) -> list[int]:
     return sorted({padded(count) for count in range(1, rows + 1)}, reverse=True)
 
 
-def graph_sizes(rows: int) -> list[int]:
+def graph_sizes(rows: int, close: int = GRAPH_ROWS) -> list[int]:
     """The sizes up to `rows` that are captured, the largest first: of 64 to 512 rows every second, since a size takes
-    19 ms of the start and eight more rows next to nothing of a step."""
-    return [size for size in sizes_up_to(rows) if size <= 64 or size > 512 or size % 16 == 0 or size == padded(rows)]
+    its time of the start and eight more rows next to nothing of a step. Above `close` rows they are a factor of two
+    apart."""
+    top, sizes = padded(rows), sizes_up_to(rows)
+    near = [size for size in sizes if size <= padded(close) and (size <= 64 or size > 512 or size % 16 == 0)]
+    far = {padded(min(rows, close << power)) for power in range(rows.bit_length())}
+    return sorted({*near, *far, top}, reverse=True)
 
 
 def group_capacity(size: int) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.execute.staging import to_device
 from penstock.kernels.ops import Ops
+from penstock.kernels.reference.logprobs import rank_logprobs
 from penstock.models.decoder import Decoder
 from penstock.schedule.step import Chunks, Int32, Int64
 
@@ -46,7 +47,11 @@ class PromptScorer:
             place = to_device(some, hidden.device)
             targets = to_device(chunks.next_token[some], hidden.device)
             logits = self._model.logits(hidden.index_select(0, place))
-            found = self._ops.token_logprobs(logits, targets, int(k[some].max()))
+            part, most = self._model.vocabulary, int(k[some].max())
+            if part is None:
+                found = self._ops.token_logprobs(logits, targets, most)
+            else:
+                found = rank_logprobs(logits, targets, most, part)
             parts.append(Logprobs(some, k[some], *found))
         return _joined(parts)
 

@@ -21,7 +21,8 @@ from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.warm import warm
 from penstock.kernels.binaries import BinaryCounts
-from penstock.kernels.choose import choose_rows
+from penstock.kernels.choose import choose_rows, widens_fp8
+from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.ops import Ops
 from penstock.kernels.prefix_cost import prefix_cost_times
 from penstock.kernels.row_state import RowState
@@ -33,6 +34,7 @@ from penstock.schedule.step import Flight, StepPlan
 SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
 MAX_SLICE = 1024  # rows of logits at once
+SLOW_FP8 = "float8 weights are widened for each product here: less memory, and slower than without"
 
 
 class TorchRunner:
@@ -73,6 +75,8 @@ class TorchRunner:
             "kv_tokens": limits.kv_tokens,
             "weights_bytes": model.weights_bytes,
         }
+        if widens_fp8(ops) and any(weight.dtype == E4M3 for weight in model.weights()):
+            self._about["slow"] = SLOW_FP8
         kv = KvCache(model.kv_forms, limits.num_blocks + 1, device)
         self._about["kv_bytes"] = kv.bytes()
         self._state: DeviceStep | None = _step(model, ops, limits, end_ids, kv)
@@ -120,7 +124,8 @@ def _step(model: Decoder, ops: Ops, limits: BatchLimits, end_ids: tuple[int, ...
     device, vocabulary = model.device, model.config.vocab_size
     rows = RowState(limits.max_rows, limits.max_model_len, end_ids, vocabulary, device)
     slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
-    slice_rows = max(16, min(MAX_SLICE, slice_logits // vocabulary) // 16 * 16)
+    # Of several ranks the same on all: they exchange what they found of each slice.
+    slice_rows = max(16, min(MAX_SLICE, slice_logits * model.ranks // vocabulary) // 16 * 16)
     scorer, mirror = PromptScorer(model, ops, slice_rows), SamplingMirror(limits.max_rows)
     row_ops, tokens = choose_rows(ops), limits.max_batched_tokens
     return DeviceStep(model, row_ops, rows, mirror, kv, scorer, slice_rows, tokens, limits.mask_slots)

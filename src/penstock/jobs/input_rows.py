@@ -12,7 +12,7 @@ import json
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
@@ -22,15 +22,13 @@ import msgspec
 from penstock.errors import UsageError
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
-from penstock.server.openai.batch_line import LineNumbers, check_id, parse_line, read_request
+from penstock.server.openai.batch_line import BadRows, check_id, parse_line, read_request
 from penstock.server.openai.forms import ChatForm, CompletionForm, reason_of
 from penstock.server.openai.prompt_ids import plain_messages
 from penstock.server.openai.translate import SamplingFacts
 from penstock.text.chat import OPTIONS, check_messages, check_options
 
 Id = str | int
-TOLD = 20  # bad rows told in full; of those beyond, the numbers alone
-LONGEST = 500  # characters of what is said of one
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs"}
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 # The form of a row of ours: what SamplingParams and a chat's options make of their values, they say themselves.
@@ -73,7 +71,7 @@ NO_MODEL = ModelDefaults()
 @dataclass(slots=True)
 class Row:
     """One row, checked. Either prompt or messages is there. model: what a batch row names, for the record. chat: what
-    it says of `text.chat`."""
+    it says of `text.chat`. number: its line."""
 
     id: Id
     prompt: str | list[int] | None
@@ -81,6 +79,7 @@ class Row:
     params: SamplingParams
     model: str | None = None
     chat: dict[str, Any] = field(default_factory=dict)
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -96,10 +95,10 @@ def survey(path: Path, say: Callable[[int], None]) -> Survey:
     """Checks every row of a file, in one pass and constant memory but for 16 to 32 bytes an id.
 
     say: told the rows checked so far, every 100,000.   Raises one UsageError with the number of every row that is
-    broken, that asks for what isn't served, or whose id was there before: the first TOLD with what is wrong.
+    broken, that asks for what isn't served, or whose id was there before.
     """
     digest, seen, models, rows = blake2b(digest_size=16), KeySet(), dict[str, None](), 0
-    told, beyond = list[str](), LineNumbers()
+    bad = BadRows()
     for number, line in read_lines(path):
         digest.update(line)
         if not line.strip():
@@ -112,19 +111,11 @@ def survey(path: Path, say: Callable[[int], None]) -> Survey:
             if not seen.add(row.id):
                 raise UsageError(f"row {number}: id {row.id!r} was there before: give every row its own")
         except UsageError as error:
-            if len(told) < TOLD:
-                message = str(error)
-                told.append(message if len(message) <= LONGEST else message[: LONGEST - 3] + "...")
-            else:
-                beyond.add(number)
+            bad.add(number, str(error))
             continue
         if row.model is not None and len(models) < 4:
             models[row.model] = None
-    if told:
-        count = len(told) + len(beyond)
-        many = f"{count:,} rows are bad: mend them or take them out, none was run: " if count > 1 else ""
-        rest = f"; and {len(beyond):,} more: {beyond}" if beyond else ""
-        raise UsageError(f"{many}{'; '.join(told)}{rest}")
+    bad.refuse()
     return Survey(rows, digest.hexdigest(), list(models))
 
 
@@ -134,7 +125,7 @@ def read_rows(path: Path, seed: int, defaults: Mapping[str, float | int]) -> Ite
     facts = ModelDefaults(defaults)
     for number, line in read_lines(path):
         if line.strip():
-            yield parse_row(line, number, seed, facts)
+            yield replace(parse_row(line, number, seed, facts), number=number)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:

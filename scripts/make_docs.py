@@ -1,4 +1,5 @@
-"""Writes docs/cli.md from the command line, docs/config.md from Config, docs/coming_from_vllm.md from its table.
+"""Writes docs/cli.md from the command line, docs/config.md from Config, docs/coming_from_vllm.md from its table, and
+the table of models in docs/models.md.
 
 `--check` fails when one is out of date.
 Nothing on those pages is written by hand: names, types, defaults and help come from the code.
@@ -17,6 +18,7 @@ from typer.main import get_command
 
 from penstock.cli import app
 from penstock.config import Config
+from penstock.models.catalog import CATALOG, MEASURED
 from penstock.quant.choose import MADE
 from penstock.quant.read_quantization import READ
 from penstock.quant.told_object import REFUSED
@@ -40,7 +42,7 @@ def main() -> int:
     stale = []
     pages = {
         "cli.md": cli_page(), "config.md": config_page(), "coming_from_vllm.md": vllm_page(),
-        "quantization.md": quantization_page(),
+        "quantization.md": quantization_page(), "models.md": models_page(),
     }  # fmt: skip
     for name, text in pages.items():
         path = DOCS / name
@@ -197,7 +199,7 @@ while it is loaded by `--quantization`, `LLM(quantization=...)`. `penstock docto
 MADE_ROWS = {
     "fp8": "e4m3, a float32 scale an output, llm-compressor's numbers byte for byte; the head stays wide",
     "int8": "symmetric, a scale an output, to the nearest; the head too",
-    "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide), to the nearest; the head stays wide",
+    "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide), to the nearest; the head int8",
 }
 QUANTIZATION_NOTES = """\
 Routers of experts stay wide, experts are not quantized yet. `lm_head` is as wide as the checkpoint has it.
@@ -211,7 +213,7 @@ anywhere, by inputs between groups or blocks. A key that nobody knows, and that 
 **Which kernels.** On a GPU: [eight_bits.md](design/eight_bits.md). On a CPU with VNNI int8 goes as integers, with rows
 in sixteen bits, and int4 in groups by torch's own product: one request of Qwen2.5-0.5B's shape is 1.4 to 1.8 and 1.7 to
 1.9 times as fast as in bfloat16, its products of 512 rows together take 1.5 and 2.5 times as long. Everything else is
-widened for each product there, and slow.
+widened for each product there, and slow: float8 is slower than bfloat16, for half of its memory, and the start says so.
 """
 
 
@@ -231,6 +233,15 @@ def quantization_page() -> str:
         "float8 e5m2, transforms, sizes of groups and blocks that are not above, and by name:\n",
         "| | |\n| --- | --- |", *refused, "",
     ])  # fmt: skip
+
+
+def models_page() -> str:
+    """The page as it stands, its table of models made anew."""
+    before, made, rest = (DOCS / "models.md").read_text().partition("as `penstock models` prints it. -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    rows = [f"| `{name}` | {each.models} | {each.on} | {each.notes} |" for name, each in CATALOG.items()]
+    head = ["| model_type | models | compared with transformers on | |", "| --- | --- | --- | --- |"]
+    return before + made + "\n".join(["", *head, *rows, "", MEASURED, "", ""]) + end + after
 
 
 def _fates(table: dict[str, Argument]) -> str:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from penstock import status_line
-from penstock.status_line import Bar, StatusLine, duration
+from penstock.status_line import Bar, StatusLine, duration, size_of
 
 
 class Terminal(io.StringIO):
@@ -45,6 +45,11 @@ def test_generates_line_counts_samples_on_a_terminal_alone(monkeypatch: pytest.M
         bar.advance()
         bar.close()
         assert stream.getvalue().removeprefix("\r\x1b[K") == says
+
+
+def test_sizes_have_one_digit_behind_the_point() -> None:
+    sizes = [size_of(n) for n in (0, 100, 3 << 10, (1 << 20) - 1, 29 << 19, 15 << 30, 5 << 40)]
+    assert sizes == ["0.0 KiB", "0.1 KiB", "3.0 KiB", "1024.0 KiB", "14.5 MiB", "15.0 GiB", "5120.0 GiB"]
 
 
 def test_durations_have_two_units_at_most() -> None:

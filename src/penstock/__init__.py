@@ -8,10 +8,19 @@ if TYPE_CHECKING:
     from penstock.config import Config
     from penstock.errors import PenstockError
     from penstock.llm import LLM
-    from penstock.request import CompletionOutput, RequestOutput, SamplingParams
+    from penstock.request import CompletionOutput, RequestOutput, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "Config", "PenstockError", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Config",
+    "PenstockError",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "penstock.llm",
@@ -20,6 +29,7 @@ _HOMES = {
     "PenstockError": "penstock.errors",
     "RequestOutput": "penstock.request",
     "SamplingParams": "penstock.request",
+    "StructuredOutputsParams": "penstock.request",
 }
 
 

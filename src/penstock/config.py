@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from penstock.errors import UsageError
 
 MAX_ROWS = 262_144  # a row takes memory before it runs: a slot in every batch array, a line of the block table
+MAX_REPLICAS = 64
 BLOCK_SIZE = 16  # tokens of a block; the kernels and the prefix tree are made for it
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -83,6 +84,12 @@ class BatchingOptions:
     max_num_batched_tokens: int | None = _knob(
         None, "Tokens of a step, prompts and rows together. None: 2,048 on a CPU, 16,384 on a GPU.", low=16
     )
+    max_cudagraph_capture_size: int | None = _knob(
+        None,
+        "Rows up to which a GPU has a graph for every size of a step; above them, up to 2,048, for sizes a factor of "
+        "two apart. Fewer make a shorter start. None: 2,048.",
+        low=1,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,6 +105,20 @@ class ScheduleOptions:
 
 
 @dataclass(slots=True, kw_only=True)
+class ParallelOptions:
+    """How many GPUs, and what each of them does."""
+
+    tensor_parallel_size: int = _knob(
+        1, "Ranks that hold one model together: GPUs, the first so many of those visible, or processes on the CPU.",
+        low=1, high=64,
+    )  # fmt: skip
+    data_parallel_size: int = _knob(
+        1, "Replicas: whole engines beside each other, each on GPUs of its own, behind one server or one `LLM`.",
+        low=1, high=MAX_REPLICAS,
+    )  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
 class Config:
     """All knobs of an engine. Flat names reach them: `Config.of(max_num_seqs=64)`; an unknown name is a UsageError."""
 
@@ -105,7 +126,9 @@ class Config:
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     batching: BatchingOptions = field(default_factory=BatchingOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
     tuned: dict[str, Any] = field(default_factory=dict)  # kernels' tunables (kernels/tunables.py), an artifact's
+    kv_scales: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)  # the manifest's, an artifact's
     named: frozenset[str] = frozenset()  # knobs that the user set, if to their defaults; an artifact sets the others
 
     @classmethod
@@ -131,8 +154,8 @@ class Config:
         """Knob name -> the group object that holds it."""
         return {knob.name: group for group in self.groups() for knob in fields(group)}
 
-    def groups(self) -> tuple[ModelOptions, MemoryOptions, BatchingOptions, ScheduleOptions]:
-        return self.model, self.memory, self.batching, self.schedule
+    def groups(self) -> tuple[ModelOptions, MemoryOptions, BatchingOptions, ScheduleOptions, ParallelOptions]:
+        return self.model, self.memory, self.batching, self.schedule, self.parallel
 
     def check(self) -> None:
         for group in self.groups():

@@ -62,6 +62,14 @@ class EngineError(PenstockError):
     exit_code = 1
 
 
+class ReplicaError(EngineError):
+    """One of several replicas stopped, and a request with it that cannot be run again; the others go on."""
+
+
+class NoReplicaError(EngineError):
+    """No replica is ready; they start again by themselves."""
+
+
 def too_long(context: int) -> str:
     """Returns how a prompt past the context is refused: in the words by which clients (litellm, langchain) know that
     another model may take it."""

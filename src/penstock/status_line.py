@@ -83,3 +83,9 @@ def duration(seconds: float) -> str:
         if whole >= big:
             return f"{whole // big} {unit} {whole % big // small} {rest}"
     return f"{whole} s"
+
+
+def size_of(count: int) -> str:
+    """Returns so many bytes as 3.2 KiB, 14.5 MiB, 15.0 GiB."""
+    power = min(3, max(1, (count.bit_length() - 1) // 10))
+    return f"{count / 2 ** (10 * power):.1f} {' KMG'[power]}iB"

@@ -57,7 +57,7 @@ def named(names: str, taken: tuple[Any, ...] | type, note: str, *, told: bool = 
 SHARED = (
     "model", "revision", "dtype", "load_format", "skip_tokenizer_init", "seed", "max_model_len", "max_num_seqs",
     "max_num_batched_tokens", "gpu_memory_utilization", "enable_prefix_caching", "quantization",
-    "kv_cache_dtype",
+    "kv_cache_dtype", "tensor_parallel_size", "data_parallel_size", "max_cudagraph_capture_size",
 )  # fmt: skip
 SHARED_SERVE = (
     "host", "port", "served_model_name", "api_key", "api_server_count", "shutdown_timeout", "max_num_queued_reqs",
@@ -80,12 +80,14 @@ SHORT = {  # vLLM's short options
     "-ac": "attention_config", "-sc": "speculative_config", "-asc": "api_server_count",
 }  # fmt: skip
 
-_ONE_GPU = "a process drives one GPU so far: start a server for each, and share requests out in front of them"
+_CONTEXT = "a context is not cut over GPUs: tensor_parallel_size gives it the memory of several"
+_ONE_HOST = "replicas run on one machine: start a server on each, and share requests out in front of them"
+_PIPELINE = "a model is not cut by layers: data_parallel_size runs whole ones, and quantization='fp8' halves it"
 _ADAPTERS = "merge an adapter into its model (peft's merge_and_unload, save_pretrained), and give that folder"
 _NOTHING = "belongs to what is not served, or to how vLLM does it; here it changes nothing"
 _CODE = "code from outside is not run in the engine"
-_GUIDED = "guided decoding is not served: a request that asks for it is refused"
-_FORM = "ask for the form in the prompt, or sample several and keep those that parse"
+_GUIDED = "llguidance makes all masks; a request says the rest in structured_outputs"
+_FORM = "say SamplingParams(structured_outputs=StructuredOutputsParams(json=..., regex=..., choice=...))"
 _TOOLS = "put the tools' description in a message, and read the answer's text"
 _TEMPLATE = "templates come from the model alone: put a chat_template.jinja into its folder"
 _OVERRIDE = "config.json is read as it stands: change it in a copy of the folder"
@@ -103,16 +105,17 @@ _METRICS = "/metrics has what it has, without a switch"
 _DRAFTS = "no tokens are drafted ahead so far: leave it out, answers are the same"
 
 ENGINE: dict[str, Argument] = {
-    **named(
-        "tensor_parallel_size pipeline_parallel_size data_parallel_size data_parallel_size_local nnodes "
-        "prefill_context_parallel_size decode_context_parallel_size", (1,), _ONE_GPU),
-    **named("node_rank data_parallel_rank data_parallel_start_rank", (0,), _ONE_GPU),
-    **named("distributed_executor_backend", ("mp", "uni"), _ONE_GPU),
-    **named("data_parallel_backend", ("mp",), _ONE_GPU),
+    **named("pipeline_parallel_size", (1,), _PIPELINE),
+    **named("prefill_context_parallel_size decode_context_parallel_size", (1,), _CONTEXT),
+    **named("nnodes", (1,), _ONE_HOST),
+    **named("data_parallel_size_local", (As("data_parallel_size"),), _ONE_HOST),
+    **named("node_rank data_parallel_rank data_parallel_start_rank", (0,), _ONE_HOST),
+    **named("distributed_executor_backend", ("mp", "uni"), _ONE_HOST),
+    **named("data_parallel_backend", ("mp",), _ONE_HOST),
     **named(
         "data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb enable_elastic_ep "
-        "ray_workers_use_nsight", (False,), _ONE_GPU),
-    **named("numa_bind", (False,), "start it under numactl"),
+        "ray_workers_use_nsight", (False,), _ONE_HOST),
+    **named("numa_bind", (False,), "a replica is pinned to the cores of its GPU as it is; else start it under numactl"),
     **named("numa_bind_nodes numa_bind_cpus", (), "start it under numactl"),
     **named("enable_return_routed_experts", (False,), "the router's choices are not given back: leave it out"),
     # what the model is
@@ -204,7 +207,7 @@ ENGINE: dict[str, Argument] = {
         "video_pruning_rate allowed_local_media_path allowed_media_domains safetensors_load_strategy "
         "pt_load_map_location mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
         "mamba_cache_mode mamba_backend mamba_cache_philox_rounds max_seq_len_to_capture "
-        "max_cudagraph_capture_size optimization_level performance_mode kv_cache_metrics_sample "
+        "optimization_level performance_mode kv_cache_metrics_sample "
         "show_hidden_metrics_for_version tokenizer_pool_type tokenizer_pool_extra_config offload_backend "
         "offload_num_in_group offload_prefetch_step kv_offloading_backend",
         object, _NOTHING),
@@ -263,7 +266,7 @@ SAMPLING: dict[str, Argument] = {
     **named("best_of", (As("n"),), "samples are not ranked: ask for n, and choose on your side"),
     **named("use_beam_search early_stopping", (False,), "there is no beam search: ask for n samples"),
     **named("length_penalty", (1,), "it belongs to beam search, which there is none of: leave it out"),
-    **named("guided_decoding structured_outputs", (), _FORM),
+    **named("guided_decoding", (), _FORM),
     **named("logits_processors", ([],), f"{_CODE}: use logit_bias"),
     **named("extra_args", ({},), f"{_CODE}: nobody would read them"),
     **named("truncate_prompt_tokens", (-1,), "cut the token ids yourself, and give them as the prompt"),

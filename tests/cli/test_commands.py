@@ -161,6 +161,12 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jsonl", "rows.jsonl"]
 
 
+def test_models_are_listed_with_where_they_were_compared() -> None:
+    code, out, err = penstock("models")
+    assert code == 0 and not err and "Published weights were not at hand" in out
+    assert {line.split()[0] for line in out.splitlines() if "CPU" in line} >= {"llama", "phi3", "gemma3"}
+
+
 def test_doctor_says_what_would_run() -> None:
     code, out, err = penstock("doctor", "--dtype", "float32", "--kv-cache-tokens", "4608", "--device", "cpu")
     assert (code, err) == (0, "")
@@ -261,7 +267,7 @@ def test_vllms_arguments_are_read_beside_ours(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("-tp 2", "--tensor-parallel-size 2 is not served (only 1): a process drives one GPU"),
+        ("-pp 2", "--pipeline-parallel-size 2 is not served (only 1): a model is not cut by layers"),
         ("--enable-lora", "--enable-lora is not served: merge an adapter into its model"),
         ("--lora-modules a=b c=d", "no such option: --lora-modules"),  # a server's
         ("--task", "option --task requires an argument"),

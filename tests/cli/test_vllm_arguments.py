@@ -41,7 +41,7 @@ def test_every_fate_has_a_sentence_that_fits_a_line() -> None:
 
 def test_what_asks_for_what_is_done_anyway_is_taken() -> None:
     scripts = {
-        "tensor_parallel_size": 1, "enforce_eager": False, "quantization": None, "disable_log_stats": True,
+        "pipeline_parallel_size": 1, "enforce_eager": False, "quantization": None, "disable_log_stats": True,
         "trust_remote_code": False, "swap_space": 4, "max_seq_len_to_capture": 8192, "block_size": 16, "task": "auto",
         "tokenizer": "m", "tokenizer_mode": "auto", "enable_lora": False, "max_lora_rank": 64, "hf_overrides": {},
         "limit_mm_per_prompt": {"image": 0}, "distributed_executor_backend": "mp", "cpu_offload_gb": 0.0, "nnodes": 1,
@@ -81,7 +81,10 @@ def test_what_changes_nothing_is_told() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not served (only 1): a process drives one GPU"),
+        (
+            {"pipeline_parallel_size": 2},
+            "pipeline_parallel_size=2 is not served (only 1): a model is not cut by layers",
+        ),
         ({"tokenizer": "other"}, "tokenizer='other' is not served (only the same as model)"),
         ({"kv_cache_dtype_skip_layers": ["0"]}, "(only []): keys that must stay wide"),
         ({"task": "embed"}, "(only 'auto' or 'generate'): models generate text here"),

@@ -14,7 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "src" / "penstock"
 TESTS = REPOSITORY / "tests"
-TOOLS = ("dev", "reliability")  # extras that only tests import
+TOOLS = ("dev", "reliability", "packaging")  # extras that only tests import
 
 Law = Callable[[Path], list[str]]
 

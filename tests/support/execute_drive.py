@@ -33,28 +33,29 @@ CONFIG = {
 NONE = np.zeros(0, np.int32)
 
 
-def tiny_model(poison: int | None = None, device: str = "cpu", layout: Layout = ALONE) -> Decoder:
-    """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN."""
+def tiny_model(poison: int | None = None, device: str = "cpu", layout: Layout = ALONE, **config: Any) -> Decoder:
+    """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN. config: what differs
+    from CONFIG."""
     where = torch.device(device)
-    model = build_model(model_config_of(dict(CONFIG), "tiny"), torch.float32, where, layout=layout)
+    model = build_model(model_config_of(CONFIG | config, "tiny"), torch.float32, where, layout=layout)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.weights():
             rows = [part.shape[0] for part in weight.parts]  # of the whole, which ranks cut
             drawn = torch.randn((sum(rows), *weight.parts[0].shape[1:]), generator=generator)
+            if poison is not None and weight is model.embedding.table:
+                drawn[poison] = torch.nan
             for (part, place), whole in zip(weight.places(), drawn.split(rows), strict=True):
                 weight.fill(part, place, whole * (0.4 if whole.dim() > 1 else 1.0))
-        if poison is not None:
-            model.embedding.table.value[poison] = torch.nan
     model.prepare(choose(where, torch.float32))
     return model
 
 
 def tiny_runner(
     max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu", layout: Layout = ALONE,
-    kv_dtype: KvCacheDtype = "auto",
+    kv_dtype: KvCacheDtype = "auto", **config: Any,
 ) -> TorchRunner:  # fmt: skip
-    model = tiny_model(poison, device, layout)
+    model = tiny_model(poison, device, layout, **config)
     fit_kv(model, kv_dtype, model.ops, sample=torch.arange(9, 29)[None])
     sizes = tuple(graph_sizes(max_rows)) if device == "cuda" else ()
     limits = Limits(max_rows, 512, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks, graph_sizes=sizes)
@@ -106,8 +107,8 @@ class Row:
 class Host:
     """Blocks, rows and plans. Rows join with what they bring; each step may run any of them."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+    def __init__(self, runner: Runner, vocabulary: int = VOCABULARY) -> None:
+        self.runner, self.vocabulary = runner, vocabulary
         self.number = 0
         self.next_block = 1
         self.clears = False  # once a row's logits were not finite
@@ -152,7 +153,7 @@ class Host:
             new_blocks=np.array(new, np.int32).reshape(-1, 3),
             joins=_joins(joins) if joins else None,
             chunks=chunks,
-            masks=_masks(joins or []),
+            masks=_masks(joins or [], self.vocabulary),
             clears=self.clears,
         )
         self.number += 1
@@ -195,11 +196,11 @@ class Host:
         return told
 
 
-def _masks(rows: list[Row]) -> Masks | None:
+def _masks(rows: list[Row], vocabulary: int) -> Masks | None:
     rows = [row for row in rows if row.ask.allowed]
     if not rows:
         return None
-    bits = np.zeros((len(rows), -(-VOCABULARY // 32) * 32), np.bool_)
+    bits = np.zeros((len(rows), -(-vocabulary // 32) * 32), np.bool_)
     for at, row in enumerate(rows):
         bits[at, row.ask.allowed] = True
     words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)

@@ -27,7 +27,7 @@ def add_build(app: typer.Typer) -> None:
 _LEFT_OUT = ("model", "revision", "quantization", "kv_cache_dtype", "load_format", "skip_tokenizer_init", "seed")
 
 
-@engine_options(*_LEFT_OUT, "preempt_every", "sealed")
+@engine_options(*_LEFT_OUT, "preempt_every", "sealed", "data_parallel_size")
 def build(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo`; an artifact with --retune.")
@@ -44,7 +44,10 @@ def build(
         typer.Option(help="INxOUT:CONCURRENCY in place of rows; may be given again. Left out, both: 256x256:128."),
     ] = None,
     quantization: Annotated[
-        str, typer.Option(help="auto, none, fp8, int8 or int4. `auto`: fp8 on a GPU that has it, int8 where it wins.")
+        str,
+        typer.Option(
+            help="auto, none, fp8, int8 or int4. `auto`: fp8 on a GPU of 9.0 or more, int8 on a CPU where it wins."
+        ),
     ] = "auto",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="auto, bfloat16 or fp8, of keys and values. `auto`: fp8 where that measures faster.")
@@ -71,7 +74,7 @@ def build(
     price: Annotated[
         float | None,
         typer.Option(
-            help="Dollars an hour of this machine: the summary says those of a million tokens.", min=0, max=1e6
+            help="Dollars an hour of this machine: kept, and told as those of a million tokens.", min=0, max=1e6
         ),
     ] = None,
     retune: Annotated[
@@ -85,15 +88,17 @@ def build(
     from penstock.build.options import BuildOptions
     from penstock.build.run_build import run_build
 
-    if retune == (out is not None):
-        raise UsageError("a build needs --out; one with --retune has none, for it changes MODEL itself", param="out")
+    if retune and out is not None:
+        raise UsageError("--retune changes the artifact itself: leave --out out", param="out")
+    if not retune and out is None:
+        raise UsageError("a build needs --out DIR, a folder for the artifact: new, or empty", param="out")
     options = BuildOptions(
         model=model, out=str(out or model), shapes=shape or [], workload=None if workload is None else str(workload),
         quantization=quantization, kv_cache_dtype=kv_cache_dtype, objective=objective,  # type: ignore[arg-type]
         tune_minutes=tune_minutes, revision=revision, max_kl=max_kl, keep_wide=keep_wide or [],
-        knobs=knobs, retune=retune,
+        price=price, knobs=knobs, retune=retune,
     )  # fmt: skip
-    stopped_by_sigterm(lambda: run_build(options, _read_rows, price))
+    stopped_by_sigterm(lambda: run_build(options, _read_rows))
 
 
 def _read_rows(path: Path) -> Rows:

@@ -16,6 +16,7 @@ from penstock.cli.almanac_commands import almanac_app
 from penstock.cli.batch_commands import batch_app
 from penstock.cli.bench_commands import bench_app
 from penstock.cli.build_command import add_build
+from penstock.cli.deploy_commands import deploy_app
 from penstock.cli.engine_options import EngineCommand, ServeCommand, engine_options
 from penstock.cli.exit_codes import OneLineCommand, misread, stopped_by_sigterm
 from penstock.config import Config
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(almanac_app, name="almanac")
 app.add_typer(batch_app, name="batch")
+app.add_typer(deploy_app, name="deploy")
 add_build(app)
 
 Model = Annotated[
@@ -200,7 +202,7 @@ def serve(
         ),
     ] = None,
     api_server_count: Annotated[
-        int, typer.Option(help="Processes that answer HTTP, over one engine; more than one where one core is short.")
+        int, typer.Option(help="Processes that answer HTTP, over all engines; more than one where one core is short.")
     ] = 1,
     state_dir: Annotated[
         Path | None,
@@ -250,7 +252,14 @@ def inspect(
 
 @app.command(cls=EngineCommand)
 @engine_options(
-    "model", "skip_tokenizer_init", "seed", "enable_prefix_caching", "prefix_groups", "steps_ahead", "preempt_every"
+    "model",
+    "skip_tokenizer_init",
+    "seed",
+    "enable_prefix_caching",
+    "prefix_groups",
+    "steps_ahead",
+    "preempt_every",
+    "data_parallel_size",
 )
 def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
     """Say what this machine is and how a model would run here.
@@ -260,3 +269,11 @@ def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
     from penstock.jobs.doctor import print_doctor
 
     print_doctor(config)
+
+
+@app.command()
+def models() -> None:
+    """List the models that are served, with what of each is measured."""
+    from penstock.models.catalog import print_catalog
+
+    print_catalog()

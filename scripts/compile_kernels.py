@@ -37,6 +37,10 @@ LLAMA = {
 }  # fmt: skip
 WIDE = LLAMA | {"head_dim": 128, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
 QWEN3 = WIDE | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+EXPERTS = WIDE | {
+    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+}  # fmt: skip
 GEMMA = LLAMA | {
     "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 256, "sliding_window": 512,
     "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 1e4,
@@ -48,6 +52,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "float16": (WIDE, {"dtype": "float16"}),
     "qwen3": (QWEN3, {}),
     "gemma": (GEMMA, {}),
+    "experts": (EXPERTS, {}),
+    "eight-experts": (EXPERTS, {"quantization": "fp8"}),
     "int4": (WIDE, {"quantization": "int4"}),
     "int8": (LLAMA, {"quantization": "int8"}),
     "eight": (WIDE, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),

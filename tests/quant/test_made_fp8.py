@@ -56,12 +56,14 @@ def test_ranks_have_the_numbers_and_scales_of_the_whole(cut: str) -> None:
     assert torch.equal(torch.cat(found, 0 if cut == "column" else 1), worth)
 
 
-def test_the_head_and_routers_stay_wide_and_experts_are_refused() -> None:
+def test_the_head_and_routers_stay_wide() -> None:
     make = Maker(torch.bfloat16, CPU, 1, scheme_of=choose_schemes("fp8"))
     kinds = {name: type(next(make.linear(name, 8, 16).weights())) for name in ("lm_head", "a.mlp.gate", "a.q_proj")}
     assert kinds == {"lm_head": Weight, "a.mlp.gate": Weight, "a.q_proj": MadeFp8}
-    with pytest.raises(UsageError, match="experts are not quantized yet: leave --quantization out"):
-        make.moe("a.mlp", 16, 8, 2, 1, renormalise=True)
+    moe = make.moe("a.mlp", 16, 8, 2, 1, renormalise=True)
+    assert [type(weight) for weight in moe.weights()] == [Weight, MadeFp8, MadeFp8]
+    with pytest.raises(UsageError, match="experts are multiplied by wide weights or by float8: take --quantization"):
+        Maker(torch.bfloat16, CPU, 1, scheme_of=choose_schemes("int4")).moe("a.mlp", 16, 8, 2, 1, renormalise=True)
 
 
 def test_a_model_in_float8_takes_less_room_and_answers_alike_alone_and_together() -> None:

@@ -76,6 +76,13 @@ def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
     return (streamed, *_reference(module, reason))
 
 
+def _experts() -> tuple[Candidate, ...]:
+    """Returns the forms as `_linear` does."""
+    reason = "rows sorted by expert on the device, and products of each expert's rows alone"
+    grouped = Candidate("triton", "moe", reason, ("cuda",), (torch.bfloat16, torch.float16))
+    return (grouped, *_reference("moe", "plain torch: expert by expert"))
+
+
 # Each operation's candidates, the best first. The last one serves everything.
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "prepare_linear": _linear(),
@@ -93,8 +100,8 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "silu_mul": _triton("activation", "one launch"),
     "gelu_mul": _triton("activation", "one launch"),
     "softcap": _reference("activation"),
-    "route": _reference("moe"),
-    "experts": _reference("moe"),
+    "prepare_experts": _experts(),
+    "experts": _experts(),
     "plan": _triton("attention", "takes buffers once a step"),
     "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
     "embed": _triton("embedding", "one launch"),

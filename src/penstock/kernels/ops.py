@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.binaries import Binaries
+from penstock.kernels.expert_matrix import Experts
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.inputs import AttentionKind, SamplerInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
@@ -101,10 +102,10 @@ class Ops:
     rotary_and_store: RotaryAndStore
     silu_mul: Callable[[Tensor, Form], Rows]  # gate_up [T, 2F] (gate first; may be overwritten), form -> [T, F]
     gelu_mul: Callable[[Tensor, Form], Rows]  # the same with tanh's GELU
-    # router's scores [T, E], experts a token, whether weights add up to 1 -> weights [T, k] float32, experts [T, k]
-    route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
-    # x [T, d], weights, experts [T, k], gate_up [E, 2F, d], down [E, d, F] -> [T, d]
-    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    prepare_experts: Callable[[Experts], Any]  # a layer's experts -> what `experts` takes; once, at load
+    # x [T, d], the router's scores [T, E], prepared experts -> [T, d]: each token through the k that it scores highest
+    # (of equals the lower number), by the softmax of those scores over all experts, added up in float32
+    experts: Callable[[Tensor, Tensor, Any], Tensor]
     attention: Attention
     softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     # ids [T], table [rows, d], the token of its first row -> [T, d], 0 where a token is not in it. None: all are

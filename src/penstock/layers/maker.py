@@ -19,14 +19,16 @@ from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Activation, Mlp
-from penstock.layers.moe import Moe
+from penstock.layers.moe import Moe, Stacked
 from penstock.layers.norm import Norm, WholeNorms
 from penstock.layers.rope import rope_table, rotated
 from penstock.layers.rope_config import RopeConfig
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import SchemeOf, all_plain
-from penstock.quant.scheme import PLAIN
+from penstock.quant.scheme import ForExperts, Scheme
 from penstock.quant.weight import Part, Weight
+
+SHOWN = 4  # names of an error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,24 +164,28 @@ class Maker:
         names: of an expert's gate, up and down, where they aren't an MLP's."""
         gate, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
         each = [f"{at}.experts.{number}" for number in range(experts)]
-        if self.scheme_of(f"{each[0]}.{gate}") is not PLAIN:
-            raise UsageError(
-                "experts are not quantized yet: leave --quantization out, and take the model's unquantized checkpoint",
-                param="quantization",
-            )
         shares, share = self.layout.share(middle, f"the inner size of {at}.experts")
-        both = [f"{name}.{n}.weight" for name in each for n in (gate, up)]
+        both = [f"{name}.{n}" for name in each for n in (gate, up)]
         gate_up = [Part(name, (middle, hidden), 0, shares, share) for name in both]
-        down = [Part(f"{name}.{down_of}.weight", (hidden, middle), 1, shares, share) for name in each]
-        own = middle // shares
+        down = [Part(f"{name}.{down_of}", (hidden, middle), 1, shares, share) for name in each]
         return Moe(
             self.linear(f"{at}.gate", experts, hidden),
-            Weight(gate_up, self.dtype, self.device, shape=(experts, 2 * own, hidden)),
-            Weight(down, self.dtype, self.device, shape=(experts, hidden, own)),
+            self._stacked(gate_up, experts),
+            self._stacked(down, experts),
             top_k,
             renormalise,
             None if self.layout.size == 1 else self.layout,
         )
+
+    def _stacked(self, parts: list[Part], experts: int) -> Stacked:
+        scheme = self._scheme(parts)
+        if not isinstance(scheme, ForExperts):
+            raise UsageError(
+                "experts are multiplied by wide weights or by float8: take --quantization fp8 or none, and a "
+                "checkpoint of such numbers",
+                param="quantization",
+            )
+        return Stacked(scheme.weights(parts, self.dtype, self.device), scheme, experts)
 
     def _of_vocabulary(self, name: str, vocabulary: int, size: int) -> Part:
         """A matrix with a row a token, cut between the tiles by which tokens are drawn. Where there are fewer tiles
@@ -204,14 +210,7 @@ class Maker:
         return list(self.rope_tables).index((rope, width))
 
     def _linear(self, parts: list[Part], bias: bool, summed: Layout | None = None) -> Linear:
-        schemes = {self.scheme_of(part.name) for part in parts}
-        if len(schemes) > 1:
-            names = ", ".join(part.name for part in parts)
-            raise CheckpointError(
-                f"{names} are multiplied together and must have one scheme, and the checkpoint has them in several: "
-                "take another quantization of this model"
-            )
-        (scheme,) = schemes
+        scheme = self._scheme(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None
         if bias:
@@ -221,6 +220,17 @@ class Maker:
             ]
             added = Weight(rows, self.dtype, self.device)
         return Linear(loaded, added, scheme=scheme, summed=summed)
+
+    def _scheme(self, parts: list[Part]) -> Scheme:
+        """Returns the one scheme of matrices that are multiplied together."""
+        schemes = {self.scheme_of(part.name) for part in parts}
+        if len(schemes) > 1:
+            names = ", ".join([part.name for part in parts][:SHOWN]) + (", ..." if len(parts) > SHOWN else "")
+            raise CheckpointError(
+                f"{names} are multiplied together and must have one scheme, and the checkpoint has them in several: "
+                "take another quantization of this model"
+            )
+        return schemes.pop()
 
 
 def _one_plus(weight: Tensor) -> Tensor:

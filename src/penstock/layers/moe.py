@@ -6,15 +6,33 @@ Experts lie stacked, `[experts, out, in]`, so that one operation serves them all
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
 from penstock.parallel.layout import Layout
+from penstock.quant.scheme import ForExperts
 from penstock.quant.weight import Weight
+
+
+@dataclass(slots=True)
+class Stacked:
+    """The same matrix [out, in] of every expert, one after the other."""
+
+    loaded: dict[str, Weight]
+    scheme: ForExperts
+    experts: int
+
+    def take(self) -> ExpertMatrix:
+        """Returns the numbers as operations take them, and lets the loaded form go."""
+        numbers, scale = self.scheme.arrays(self.loaded)
+        stacked = numbers.view(self.experts, -1, numbers.shape[1])
+        return ExpertMatrix(stacked, None if scale is None else scale.view(self.experts, -1, *scale.shape[1:]))
 
 
 @dataclass(slots=True)
@@ -22,28 +40,30 @@ class Moe:
     """Mixture of experts with top-k routing over a softmax (Mixtral, arXiv:2401.04088)."""
 
     router: Linear  # [experts, d]
-    gate_up: Weight  # [experts, 2 * intermediate, d]: of each expert gate's rows, then up's
-    down: Weight  # [experts, d, intermediate]
+    gate_up: Stacked  # [2 * intermediate, d]: an expert's gate, then its up
+    down: Stacked  # [d, intermediate]
     top_k: int
     renormalise: bool  # whether a token's weights over its experts add up to 1
     summed: Layout | None = None  # whose ranks have a share of every expert, and add their answers
+    prepared: Any = field(default=None, init=False)
 
     reader: None = None  # router and experts read x
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """x `[T, d]` -> `[T, d]`."""
         x = wide(x)
-        weights, experts = ops.route(self.router(ops, x), self.top_k, self.renormalise)
-        out = ops.experts(x, weights, experts, self.gate_up.value, self.down.value)
+        out = ops.experts(x, self.router(ops, x), self.prepared)
         return out if self.summed is None else self.summed.all_reduce(out)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.router.weights()
-        yield self.gate_up
-        yield self.down
+        yield from self.gate_up.loaded.values()
+        yield from self.down.loaded.values()
 
     def prepare(self, ops: Ops) -> None:
         self.router.prepare(ops)
+        of = Experts(self.gate_up.take(), self.down.take(), self.top_k, self.renormalise, ops.dtype)
+        self.prepared = ops.prepare_experts(of)
 
     @property
     def numbers(self) -> None:

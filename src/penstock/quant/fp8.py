@@ -45,13 +45,16 @@ class Fp8:
         kept = {"weight": _numbers(numbers, device), "scale": scale, "zeros": no_zeros(zeros, device)}
         return kept | read_past(parts, device)
 
-    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
         matrix, scale = weights["weight"].take(), weights["scale"]
         rows = [part.local_shape[0] for part in weights["weight"].parts]
         each = scale.take().flatten()
         if self.scales == "tensor":
             each = torch.repeat_interleave(each, torch.tensor(rows, device=each.device))
-        return fp8_product(ops, matrix, each)
+        return matrix, each
+
+    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+        return fp8_product(ops, *self.arrays(weights))
 
     def _scale(self, part: Part) -> Part:
         """A row's scale goes with its row; one of a whole tensor is every rank's."""
@@ -81,9 +84,11 @@ class Fp8Blocks:
         numbers = _numbers([named(part, "weight") for part in parts], device)
         return {"weight": numbers, "scale": scale} | read_past(parts, device)
 
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
+        return weights["weight"].take(), weights["scale"].take()
+
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
-        matrix, scale = weights["weight"].take(), weights["scale"].take()
-        prepared = ops.prepare_linear_fp8_groups(matrix, scale, ops.dtype)
+        prepared = ops.prepare_linear_fp8_groups(*self.arrays(weights), ops.dtype)
         return Product(ops.linear_fp8_groups, prepared, prepared.form, prepared.streamed)
 
 
@@ -110,10 +115,13 @@ class Fp8FromFloats:
     def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
         return {"weight": MadeFp8([named(part, "weight") for part in parts], device)}
 
-    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
         made = weights["weight"]
         assert isinstance(made, MadeFp8)
-        return fp8_product(ops, made.take(), made.scale)
+        return made.take(), made.scale
+
+    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+        return fp8_product(ops, *self.arrays(weights))
 
 
 class MadeFp8(MadeWeight):

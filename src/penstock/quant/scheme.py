@@ -43,6 +43,15 @@ class Scheme(Protocol):
 
 
 @runtime_checkable
+class ForExperts(Scheme, Protocol):
+    """A scheme whose numbers operations of experts take as they are."""
+
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, Tensor | None]:
+        """Returns numbers [out, in] and float32 scales, of rows [out] or of 128 neighbours [out, ceil(in / 128)], and
+        lets the loaded form go."""
+
+
+@runtime_checkable
 class Made(Scheme, Protocol):
     """A scheme whose numbers are made of wide ones, here too of those that are loaded for something else."""
 
@@ -55,6 +64,9 @@ class Plain:
 
     def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
         return {"weight": Weight([named(part, "weight") for part in parts], dtype, device)}
+
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, None]:
+        return weights["weight"].take(), None
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
         return plain_product(ops, weights["weight"].take())

@@ -5,34 +5,52 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.reference.activation import silu_mul
 
 
 def route(scores: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """scores [T, E] -> the softmax of the k best [T, k] float32, and which experts those are [T, k] int64.
+    """scores [T, E] -> the softmax of the k best [T, k] float32, and which experts those are [T, k] int64: the best
+    first, of equals the one with the lower number.
 
     renormalise: a token's k weights add up to 1.
     """
-    weights, experts = torch.softmax(scores.float(), -1).topk(top_k, dim=-1)
+    weights = torch.softmax(scores.float(), -1)
+    experts = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = weights.gather(1, experts)
     return (weights / weights.sum(-1, keepdim=True) if renormalise else weights), experts
 
 
-def experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """x [T, d], weights, chosen [T, k], gate_up [E, 2F, d], down [E, d, F] -> sum of weight * expert(x), [T, d].
+def prepare_experts(experts: Experts) -> Experts:
+    """Returns what `experts` takes: here they stay as they are."""
+    return experts
+
+
+def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
+    """x [T, d], the router's scores [T, E] -> sum of weight * expert(x), [T, d].
 
     Sums are float32. On a GPU every expert takes every token, and where one wasn't chosen its weight is 0: nothing is
     asked of the device, so that a step can be captured.
     """
+    weights, chosen = route(scores, of.top_k, of.renormalise)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in range(gate_up.shape[0]):
+    for expert in range(of.shape[0]):
         mine = torch.where(chosen == expert, weights, 0.0).sum(-1)
         rows = mine.nonzero()[:, 0] if x.device.type == "cpu" else None
         if rows is not None and not rows.shape[0]:
             continue
         taken = x if rows is None else x.index_select(0, rows)
-        made = silu_mul(taken @ gate_up[expert].T) @ down[expert].T
+        made = _product(silu_mul(_product(taken, of.gate_up, expert)), of.down, expert)
         if rows is None:
             out.addcmul_(made.float(), mine[:, None])
         else:
             out.index_add_(0, rows, made.float() * mine[rows, None])
     return out.to(x.dtype)
+
+
+def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
+    """x [T, K] by an expert's matrix -> [T, N] of x's dtype. A row's scale comes behind its product."""
+    if matrix.by_group:
+        return (x.float() @ matrix.widened(expert).T).to(x.dtype)
+    made = x @ matrix.numbers[expert].to(x.dtype).T
+    return made if matrix.scale is None else (made.float() * matrix.scale[expert]).to(x.dtype)

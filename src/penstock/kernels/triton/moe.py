@@ -1,0 +1,262 @@
+"""Experts: each token through the few that it is sent to, in five launches (three where nothing has to be sorted).
+
+    route, place    `moe_route.py`
+    gate and up     rows of x by an expert's gate and up together, the gate applied before anything is stored
+    down            what that made by the expert's second matrix, a row for each pair
+    sum             a token's rows, by their weights
+
+A program has a tile of rows of one expert and some of the outputs, and streams the expert's weights past the rows: few
+as they are, those are the narrow side of the product. Float8 weights take rows in eight bits, a scale a row (of the
+middle: one for as many neighbours as one program makes), up to 16 tokens as pairs, of which nothing is lost
+(`kernels/fp8_rows.py`). What one token gives doesn't depend on the others. It knows matrices and rows; no layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.expert_matrix import GROUP, ExpertMatrix, Experts
+from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
+from penstock.kernels.triton.fp8 import BITS, pointers, quantize_rows, store_fp8
+from penstock.kernels.triton.moe_route import Routes, route
+from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
+
+UNSORTED = 4  # tokens up to which a pair is a tile of its own: experts that two of them share are read twice
+MOST_PAIRED = 16  # tokens
+WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+@triton.jit
+def _step(sums, low, w, x, x_low, x_at, inside, held, factor, SCALED: tl.constexpr, PAIRED: tl.constexpr,
+          EVEN_K: tl.constexpr):  # fmt: skip
+    """Adds weights [BN, BK] at pointers by rows [BM, BK] to sums [BN, BM]. factor: of this stretch of K (SCALED)."""
+    number = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0.0)
+    row = tl.load(x + x_at, mask=held, other=0.0)
+    number = number.to(row.dtype)
+    if SCALED:
+        made = tl.dot(number, row.T)
+        if PAIRED:
+            made += tl.dot(number, tl.load(x_low + x_at, mask=held, other=0.0).T) / 16.0
+        sums += made * factor
+    else:
+        sums = tl.dot(number, row.T, sums)
+        if PAIRED:
+            low = tl.dot(number, tl.load(x_low + x_at, mask=held, other=0.0).T, low)
+    return sums, low
+
+
+@triton.jit
+def _grouped(
+    x, x_low, x_scale, w, w_scale, out, out_low, out_scale, pairs, tiles, chosen, N, K, TOP_K: tl.constexpr,
+    GATED: tl.constexpr, SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
+    FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WG: tl.constexpr,
+    XG: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """GATED: rows of x by token, out by slot, N of gate and up each; else rows of x by slot, out by pair.
+
+    W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a part.
+    """
+    wait(EARLY)
+    tile, block = tl.program_id(1), tl.program_id(0)
+    if SORTED:
+        expert, first, rows = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+    else:
+        expert, first, rows = tl.load(chosen + tile), tile, 1
+    if rows > 0:
+        m, n, lane = tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
+        real = m < rows
+        slot = (first + m).to(tl.int64)
+        pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
+        source = pair // TOP_K if GATED else slot
+        matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)  # its row in all experts'
+        w_row, below = w + matrix[:, None] * K + lane[None, :], tl.cast(N, tl.int64) * K
+        x_row = source[:, None] * K + lane[None, :]
+        sums, low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
+        up, up_low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
+        SCALED: tl.constexpr = (W_SCALES == 2) | (X_SCALES == 2)
+        for at in tl.range(0, K, BK, num_stages=STAGES):
+            inside = (at + lane < K)[None, :]
+            held = real[:, None] if EVEN_K else real[:, None] & inside
+            factor = 1.0
+            if X_SCALES == 2:
+                factor = tl.load(x_scale + source * tl.cdiv(K, XG) + at // XG, mask=real, other=0.0)[None, :]
+            w_factor, up_factor = factor, factor
+            if W_SCALES == 2:
+                of_w = w_scale + matrix * tl.cdiv(K, WG) + at // WG
+                w_factor = factor * tl.load(of_w)[:, None]
+                if GATED:
+                    up_factor = factor * tl.load(of_w + N * tl.cdiv(K, WG))[:, None]
+            sums, low = _step(
+                sums, low, w_row + at, x, x_low, x_row + at, inside, held, w_factor, SCALED, PAIRED, EVEN_K
+            )
+            if GATED:
+                up, up_low = _step(
+                    up, up_low, w_row + below + at, x, x_low, x_row + at, inside, held, up_factor, SCALED, PAIRED,
+                    EVEN_K,
+                )  # fmt: skip
+        if PAIRED and not SCALED:
+            sums += low / 16.0
+            up += up_low / 16.0
+        if X_SCALES == 1:
+            of_row = tl.load(x_scale + source, mask=real, other=0.0)[None, :]
+            sums *= of_row
+            up *= of_row
+        if W_SCALES == 1:
+            sums *= tl.load(w_scale + matrix)[:, None]
+            if GATED:
+                up *= tl.load(w_scale + matrix + N)[:, None]
+        there = (n < N)[None, :] & real[:, None]
+        if GATED:
+            root = tl.rsqrt(1.0 + tl.exp2(sums * -1.4426950408889634))  # squared: 1 / (1 + exp(-gate))
+            value = tl.trans(sums * root * root * up).to(WIDE)
+            at_slot = slot[:, None] * N + n[None, :]
+            if FP8 > 0:
+                scale_at = slot[:, None] * tl.num_programs(0) + block
+                store_fp8(
+                    tl.where(there, value, 0.0), out, out_low, out_scale, at_slot, there, scale_at, real[:, None], FP8
+                )
+            else:
+                tl.store(out + at_slot, value, mask=there)
+        else:
+            tl.store(out + pair[:, None] * N + n[None, :], tl.trans(sums).to(WIDE), mask=there)
+
+
+@triton.jit
+def _summed(made, weights, out, counts, experts, d, K: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds up a token's rows by their weights, in order, and leaves the experts' counts at zero."""
+    wait(EARLY)
+    release(EARLY)
+    token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for j in tl.static_range(K):
+        row = tl.load(made + (token * K + j) * d + column, mask=column < d, other=0.0).to(tl.float32)
+        total += row * tl.load(weights + token * K + j)
+    tl.store(out + token * d + column, total.to(out.dtype.element_ty), mask=column < d)
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        for at in range(0, experts, BLOCK):
+            lane = at + tl.arange(0, BLOCK)
+            tl.store(counts + lane, tl.zeros((BLOCK,), tl.int32), mask=lane < experts)
+
+
+@dataclass(slots=True, frozen=True)
+class Cut:
+    """How a product of experts is cut into programs."""
+
+    rows: int  # of a program
+    outputs: int  # of gate and of up each
+    inputs: int  # at once
+    stages: int
+    warps: int
+    form: Form = "wide"  # of the rows that it takes
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """Both products of a layer for some number of tokens. sorted: a tile has as many rows as there are, else one."""
+
+    gate_up: Cut
+    down: Cut
+    sorted: bool
+
+
+@dataclass(slots=True, frozen=True)
+class PreparedExperts:
+    """Experts, and what their calls leave for each other: calls must follow one another on one stream."""
+
+    of: Experts
+    counts: Tensor  # int32 [E], zeros between calls
+
+
+def prepare_experts(of: Experts) -> PreparedExperts:
+    """Returns what `experts` takes. Numbers stay as they are."""
+    counts = torch.zeros(of.shape[0], dtype=torch.int32, device=of.down.numbers.device)
+    return PreparedExperts(of, counts)
+
+
+def plan_of(tokens: int, of: Experts) -> Plan:
+    """Returns how so many tokens are multiplied: rows as many as an expert has on average, and some more."""
+    eight, by_group = of.gate_up.in_eight_bits, of.gate_up.by_group or of.down.by_group
+    each = tokens * of.top_k / of.shape[0]
+    if tokens <= UNSORTED:
+        inputs = 128 if by_group else 256
+        return Plan(Cut(16, 32, inputs, 4, 4), Cut(16, 32, inputs, 4, 4), False)
+    rows = 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128
+    warps = 8 if rows == 128 else 4
+    if not eight:
+        outputs, stages = (128, 4) if rows == 128 else (64, 3 if rows == 64 else 4)
+        inputs = 64 if rows == 128 else 128
+        return Plan(Cut(rows, outputs, inputs, stages, warps), Cut(rows, 128, inputs, stages, warps), True)
+    form: Form = "pair" if tokens <= MOST_PAIRED else "eight"
+    stages = 3 if rows >= 64 else 4
+    return Plan(Cut(rows, 128, 128, stages, warps, form), Cut(rows, 128, 128, stages, warps, form), True)
+
+
+def experts(x: Tensor, scores: Tensor, prepared: PreparedExperts, plan: Plan | None = None) -> Tensor:
+    """x [T, d], the router's scores [T, E] -> sum of weight * expert(x), [T, d]."""
+    of, (tokens, d) = prepared.of, x.shape
+    out = torch.empty_like(x)
+    if not tokens:
+        return out
+    plan = plan or plan_of(tokens, of)
+    rows = _in_form(x, plan.gate_up.form)
+    routes = route(scores, of.top_k, of.renormalise, prepared.counts, plan.gate_up.rows if plan.sorted else 0)
+    middle = _gate_up(rows, of, routes, plan)
+    made = torch.empty((tokens * of.top_k, d), dtype=x.dtype, device=x.device)
+    _launch(middle, of.down, made, None, of, routes, plan.down, plan.gate_up.outputs, plan.sorted)
+    block = min(1024, triton.next_power_of_2(d))
+    grid = (tokens, triton.cdiv(d, block))
+    early = early_of(x.device, grid[0] * grid[1])
+    _summed[grid](
+        made, routes.weights, out, prepared.counts, of.shape[0], d, K=of.top_k, EARLY=early, BLOCK=block, num_warps=4,
+        launch_pdl=bool(early),
+    )  # fmt: skip
+    return out
+
+
+def _in_form(x: Tensor, form: Form) -> Rows:
+    return x if form == "wide" else quantize_rows(x, form)
+
+
+def _gate_up(rows: Rows, of: Experts, routes: Routes, plan: Plan) -> Rows:
+    """The gated middle [slots, F] in the form that the second product takes; scales by the outputs of a program."""
+    inner, slots = of.shape[2], routes.chosen.numel()
+    form, device = plan.down.form, routes.chosen.device
+    if form == "wide":
+        out = torch.empty((slots, inner), dtype=of.dtype, device=device)
+        _launch(rows, of.gate_up, out, None, of, routes, plan.gate_up, 0, plan.sorted)
+        return out
+    numbers = torch.empty((slots, inner), dtype=torch.float8_e4m3fn, device=device)
+    scale = torch.empty((slots, triton.cdiv(inner, plan.gate_up.outputs)), dtype=torch.float32, device=device)
+    middle = Fp8Rows(numbers, scale, torch.empty_like(numbers) if form == "pair" else None)
+    _launch(rows, of.gate_up, numbers, middle, of, routes, plan.gate_up, 0, plan.sorted)
+    return middle
+
+
+def _launch(
+    rows: Rows, matrix: ExpertMatrix, out: Tensor, eight: Fp8Rows | None, of: Experts, routes: Routes, cut: Cut,
+    groups: int, is_sorted: bool,
+) -> None:  # fmt: skip
+    """eight: `out` with its scales, where it is written in eight bits.   groups: neighbours of a row that share a scale
+    in what the first product left; 0: this is the first."""
+    k, gated = matrix.numbers.shape[2], not groups
+    n = out.shape[1]
+    x, low, scale = (rows, rows, rows) if isinstance(rows, Tensor) else pointers(rows)
+    _, out_low, out_scale = (out, out, out) if eight is None else pointers(eight)
+    by_row = isinstance(rows, Fp8Rows) and scale.shape[1] == 1
+    early = has_pdl(x.device)
+    _grouped[(triton.cdiv(n, cut.outputs), routes.count)](
+        x, low, scale, matrix.numbers, scale if matrix.scale is None else matrix.scale, out, out_low, out_scale,
+        routes.chosen if routes.pairs is None else routes.pairs,
+        routes.chosen if routes.tiles is None else routes.tiles, routes.chosen, n, k, TOP_K=of.top_k, GATED=gated,
+        SORTED=is_sorted, W_SCALES=0 if matrix.scale is None else 1 + matrix.by_group,
+        X_SCALES=0 if isinstance(rows, Tensor) else 1 if by_row else 2,
+        PAIRED=isinstance(rows, Fp8Rows) and rows.low is not None,
+        FP8=0 if eight is None else BITS["eight" if eight.low is None else "pair"], WIDE=WIDE[of.dtype], BM=cut.rows,
+        BN=cut.outputs, BK=cut.inputs, WG=GROUP, XG=max(groups, 1), EVEN_K=k % cut.inputs == 0, STAGES=cut.stages,
+        EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
+    )  # fmt: skip

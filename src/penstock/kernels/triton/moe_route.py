@@ -1,0 +1,123 @@
+"""Which experts tokens go to, and where their rows stand when sorted by expert; all on the device, at sizes that the
+number of tokens alone decides, so that a step can be captured.
+
+    _route   a program a token: the k best of its scores, their weights, and which-th row of each expert it is
+    _place   pairs (token, choice) to slots, an expert's side by side; slots to tiles of so many rows of one expert
+
+Which slot of its expert's a pair gets is decided by who comes first; a row's numbers don't depend on it. Of few tokens
+each pair is a tile of its own, and nothing is sorted. It knows scores and numbers of experts; no matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.pdl import early_of, release, wait
+
+PLACED = 64  # pairs, and tiles, of a program of _place
+
+
+@triton.jit
+def _route(
+    scores, weights, chosen, ranks, counts, experts, stride, K: tl.constexpr, PLACES: tl.constexpr, LANES: tl.constexpr,
+    RENORMALISED: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    release(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    lane, place = tl.arange(0, LANES), tl.arange(0, PLACES)
+    left = tl.load(scores + row * stride + lane, mask=lane < experts, other=float("-inf")).to(tl.float32)
+    most = tl.max(left, 0)
+    total = tl.sum(tl.exp(left - most), 0)
+    best, which = tl.zeros((PLACES,), tl.float32), tl.zeros((PLACES,), tl.int32)
+    for j in tl.static_range(K):
+        value, at = tl.max(left, 0, return_indices=True)
+        best = tl.where(place == j, tl.exp(value - most), best)
+        which = tl.where(place == j, at, which)
+        left = tl.where(lane == at, float("-inf"), left)
+    which = tl.minimum(which, experts - 1)  # of scores that are no numbers
+    if RENORMALISED:
+        total = tl.sum(best, 0)
+    at = row * K + place
+    tl.store(weights + at, best / total, mask=place < K)
+    tl.store(chosen + at, which, mask=place < K)
+    if COUNTED:
+        tl.store(ranks + at, tl.atomic_add(counts + which, 1, mask=place < K, sem="relaxed"), mask=place < K)
+
+
+@triton.jit(do_not_specialize=["pairs_in_all", "tiles_in_all"])
+def _place(
+    chosen, ranks, counts, pairs, tiles, experts, pairs_in_all, tiles_in_all, ROWS: tl.constexpr, LANES: tl.constexpr,
+    EACH: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """pairs [slots]: which pair stands there. tiles [tiles, 3]: expert, first slot, rows; no rows: no such tile."""
+    wait(EARLY)
+    release(EARLY)
+    lane = tl.arange(0, LANES)
+    count = tl.load(counts + lane, mask=lane < experts, other=0)
+    of_expert = (count + ROWS - 1) // ROWS  # its tiles
+    behind = tl.cumsum(of_expert, 0)
+    here = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    there = here < pairs_in_all
+    expert = tl.load(chosen + here, mask=there, other=0)
+    before = tl.sum(tl.where(lane[None, :] < expert[:, None], count[None, :], 0), 1)
+    slot = before + tl.load(ranks + here, mask=there, other=0)
+    tl.store(pairs + slot, here, mask=there)
+    owner = tl.sum((behind[None, :] <= here[:, None]).to(tl.int32), 1)
+    mine = lane[None, :] == owner[:, None]
+    first_tile = tl.sum(tl.where(mine, (behind - of_expert)[None, :], 0), 1)
+    rows = tl.sum(tl.where(mine, count[None, :], 0), 1) - (here - first_tile) * ROWS
+    first = tl.sum(tl.where(lane[None, :] < owner[:, None], count[None, :], 0), 1) + (here - first_tile) * ROWS
+    exists = here < tiles_in_all
+    tl.store(tiles + here * 3, tl.minimum(owner, experts - 1), mask=exists)
+    tl.store(tiles + here * 3 + 1, first, mask=exists)
+    tl.store(tiles + here * 3 + 2, tl.maximum(tl.minimum(rows, ROWS), 0), mask=exists)
+
+
+@dataclass(slots=True, frozen=True)
+class Routes:
+    """Where T tokens go. Pair p is the p % k-th choice of token p // k."""
+
+    weights: Tensor  # [T, k] float32
+    chosen: Tensor  # [T, k] int32
+    count: int  # of tiles, at most
+    pairs: Tensor | None = None  # [T * k] int32, the pair in each slot; None: pair p is in slot p, and is a tile
+    tiles: Tensor | None = None  # [count, 3] int32: expert, first slot, rows
+
+
+def route(scores: Tensor, top_k: int, renormalise: bool, counts: Tensor, rows: int) -> Routes:
+    """scores [T, E] -> routes in tiles of at most so many rows. 0: a tile a pair. counts [E] int32: zeros, and left as
+    how many rows each expert has where there are tiles."""
+    (tokens, experts), device = scores.shape, scores.device
+    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
+    chosen, ranks = (torch.empty((tokens, top_k), dtype=torch.int32, device=device) for _ in range(2))
+    early, lanes = early_of(device, tokens), triton.next_power_of_2(experts)
+    _route[(tokens,)](
+        scores, weights, chosen, ranks, counts, experts, scores.stride(0), K=top_k,
+        PLACES=triton.next_power_of_2(top_k), LANES=lanes, RENORMALISED=renormalise, COUNTED=rows > 0, EARLY=early,
+        num_warps=1 if lanes <= 128 else 4, launch_pdl=bool(early),
+    )  # fmt: skip
+    in_all = tokens * top_k
+    if not rows:
+        return Routes(weights, chosen, in_all)
+    count = most_tiles(in_all, experts, rows)
+    pairs = torch.empty(in_all, dtype=torch.int32, device=device)
+    tiles = torch.empty((count, 3), dtype=torch.int32, device=device)
+    programs = triton.cdiv(max(in_all, count), PLACED)
+    early = early_of(device, programs)
+    _place[(programs,)](
+        chosen, ranks, counts, pairs, tiles, experts, in_all, count, ROWS=rows, LANES=lanes, EACH=PLACED, EARLY=early,
+        num_warps=4, launch_pdl=bool(early),
+    )  # fmt: skip
+    return Routes(weights, chosen, count, pairs, tiles)
+
+
+def most_tiles(pairs: int, experts: int, rows: int) -> int:
+    """Returns how many tiles of at most so many rows hold these pairs, however they fall: all but one row of a tile of
+    each expert may be empty."""
+    return min(pairs, (pairs + experts * (rows - 1)) // rows)

@@ -1,0 +1,40 @@
+"""The kernels of experts in Triton's interpreter, in float32, in small cases; the GPU tests sweep them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton_interpreter  # noqa: F401  (before the kernels)
+import triton_kernel_cases_moe as cases
+
+pytestmark = pytest.mark.torch
+
+CPU, F32 = "cpu", torch.float32
+
+
+@pytest.mark.parametrize("rows", [0, 16])
+@pytest.mark.parametrize("shape", [(1, 5, 2), (40, 7, 3), (70, 64, 8)], ids=str)
+def test_routes(rows, shape):
+    tokens, count, top_k = shape
+    cases.check_routes(CPU, tokens, count, top_k, rows, renormalise=tokens != 40)
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+@pytest.mark.parametrize("tokens", [1, 9, 40])
+def test_experts(kind, tokens):
+    cases.check_experts(CPU, F32, kind, tokens, 5, 200, 72, 2)
+
+
+def test_all_to_the_same_experts():
+    of, _, _ = cases.made_experts(CPU, F32, "plain", 5, 40, 24, 2)
+    plan = cases.small_plan(cases.moe.plan_of(40, of), 16)
+    cases.check_experts(CPU, F32, "plain", 40, 5, 40, 24, 2, plan, cases.crowded(40, 5, 2))
+
+
+def test_a_token_alone_gives_the_same_bits():
+    cases.check_alone(CPU, F32, "channel", 20)
+
+
+def test_no_tokens():
+    of, _, _ = cases.made_experts(CPU, F32, "plain", 3, 16, 16, 1)
+    assert cases.moe.experts(torch.empty(0, 16), torch.empty(0, 3), cases.moe.prepare_experts(of)).shape == (0, 16)

@@ -1,0 +1,129 @@
+"""What the kernels of experts are held to, on any device: routes against a sort, answers against fp64 of the very numbers
+that they are given. Import the kernels' environment first; functions assert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from triton_kernel_cases import drawn
+
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.fp8_rows import E4M3
+from penstock.kernels.reference import moe as plain
+from penstock.kernels.triton import moe, moe_route
+from penstock.quant.fp8 import to_fp8
+
+KINDS = ("plain", "channel", "blocks")
+
+
+def check_routes(device: str, tokens: int, count: int, top_k: int, rows: int, renormalise: bool) -> None:
+    """Weights and choices are the reference's; each pair has a slot, slots of an expert lie together, tiles hold all."""
+    scores = drawn(tokens, count, seed=tokens, by=3.0, dtype=torch.bfloat16)  # so short that many are equal
+    weights, chosen = plain.route(scores, top_k, renormalise)
+    counts = torch.zeros(count, dtype=torch.int32, device=device)
+    got = moe_route.route(scores.to(device), top_k, renormalise, counts, rows)
+    assert torch.equal(got.chosen.cpu().long(), chosen)
+    torch.testing.assert_close(got.weights.cpu(), weights, rtol=1e-5, atol=1e-7)
+    if not rows:
+        assert got.pairs is None and got.count == tokens * top_k and not counts.any()
+        return
+    assert got.pairs is not None and got.tiles is not None
+    pairs, flat = got.pairs.cpu().long(), chosen.flatten()
+    assert torch.equal(pairs.sort().values, torch.arange(tokens * top_k))
+    assert torch.equal(flat[pairs], flat.sort().values)
+    assert torch.equal(counts.cpu().long(), flat.bincount(minlength=count))
+    held = [pairs[first : first + n] for _, first, n in got.tiles.tolist()]
+    assert all(n <= rows and (flat[mine] == expert).all() for mine, (expert, _, n) in zip(held, got.tiles.tolist()))
+    assert torch.equal(torch.cat(held), pairs)
+
+
+def made_experts(
+    device: str, dtype: torch.dtype, kind: str, count: int, d: int, inner: int, top_k: int, renormalise: bool = True
+) -> tuple[Experts, Tensor, Tensor]:
+    """Experts, and what both stacks are worth in fp64."""
+    pairs = [
+        _matrix(device, dtype, kind, count, n, k, seed) for seed, (n, k) in enumerate([(2 * inner, d), (d, inner)])
+    ]
+    (gate_up, first), (down, second) = pairs
+    return Experts(gate_up, down, top_k, renormalise, dtype), first, second
+
+
+def _matrix(
+    device: str, dtype: torch.dtype, kind: str, count: int, n: int, k: int, seed: int
+) -> tuple[ExpertMatrix, Tensor]:
+    wide = drawn(count * n, k, seed=seed, by=k**-0.5)
+    if kind == "plain":
+        numbers = wide.to(dtype).view(count, n, k)
+        return ExpertMatrix(numbers.to(device)), numbers.double()
+    if kind == "channel":
+        eight, scale = to_fp8(wide)
+        worth = eight.double() * scale.double()
+        return ExpertMatrix(eight.view(count, n, k).to(device), scale.view(count, n).to(device)), worth.view(
+            count, n, k
+        )
+    groups = -(-k // 128)
+    scale = drawn(count * n, groups, seed=seed + 9).abs() / 300 + 1e-4
+    spread = scale.repeat_interleave(128, 1)[:, :k]
+    eight = (wide / spread).clamp(-448, 448).to(E4M3)
+    matrix = ExpertMatrix(eight.view(count, n, k).to(device), scale.view(count, n, groups).to(device))
+    return matrix, (eight.double() * spread.double()).view(count, n, k)
+
+
+def naive(x: Tensor, scores: Tensor, of: Experts, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """The answer in fp64, and the size of what was added up to it."""
+    weights, chosen = plain.route(scores, of.top_k, of.renormalise)
+    out, size = (torch.zeros(x.shape, dtype=torch.float64) for _ in range(2))
+    for token, (mine, experts) in enumerate(zip(weights.double(), chosen, strict=True)):
+        for weight, expert in zip(mine, experts.tolist(), strict=True):
+            gate, up = (gate_up[expert] @ x[token].double()).chunk(2)
+            middle = gate / (1 + torch.exp(-gate)) * up
+            out[token] += weight * (down[expert] @ middle)
+            size[token] += weight * (down[expert].abs() @ middle.abs())
+    return out, size
+
+
+def check_experts(
+    device: str, dtype: torch.dtype, kind: str, tokens: int, count: int, d: int, inner: int, top_k: int,
+    plan: moe.Plan | None = None, scores: Tensor | None = None,
+) -> None:  # fmt: skip
+    """The kernels' answer, and plain torch's, against fp64."""
+    of, gate_up, down = made_experts(device, dtype, kind, count, d, inner, top_k)
+    x = drawn(tokens, d, seed=7, dtype=dtype)
+    scores = drawn(tokens, count, seed=8, by=2.0, dtype=dtype) if scores is None else scores
+    wanted, size = naive(x, scores, of, gate_up, down)
+    prepared = moe.prepare_experts(of)
+    used = plan or moe.plan_of(tokens, of)
+    for _ in range(2):  # counts are at zero again
+        got = moe.experts(x.to(device), scores.to(device), prepared, plan)
+        steps = {"wide": 0.0, "pair": 2.0**-7, "eight": 2.0**-3}
+        lost = max(steps[used.gate_up.form], steps[used.down.form], 8 * torch.finfo(dtype).eps)
+        assert got.dtype == dtype and not prepared.counts.any()
+        assert ((got.double().cpu() - wanted).abs() <= size * lost + 1e-5).all()
+    there = plain.experts(x.to(device), scores.to(device), plain.prepare_experts(of))
+    assert ((there.double().cpu() - wanted).abs() <= size * 16 * torch.finfo(dtype).eps + 1e-5).all()
+
+
+def check_alone(device: str, dtype: torch.dtype, kind: str, tokens: int) -> None:
+    """What a token gives doesn't depend on the others, where both have one plan."""
+    of, _, _ = made_experts(device, dtype, kind, 6, 128, 64, 2)
+    prepared, x, scores = moe.prepare_experts(of), drawn(tokens, 128, seed=1, dtype=dtype), drawn(tokens, 6, seed=2)
+    plan = moe.plan_of(tokens, of)
+    x, scores = x.to(device), scores.to(device)
+    whole = moe.experts(x, scores, prepared, plan)
+    for some in (slice(0, 1), slice(tokens // 3, tokens - 1)):
+        assert torch.equal(moe.experts(x[some].contiguous(), scores[some].contiguous(), prepared, plan), whole[some])
+
+
+def crowded(tokens: int, count: int, top_k: int) -> Tensor:
+    """Scores that send every token to the same experts: all others have none."""
+    scores = torch.full((tokens, count), -4.0)
+    scores[:, :top_k] = torch.linspace(3, 2, top_k)
+    return scores
+
+
+def small_plan(plan: moe.Plan, rows: int) -> moe.Plan:
+    """The same with tiles of so many rows, so that an expert has several."""
+    return replace(plan, gate_up=replace(plan.gate_up, rows=rows), down=replace(plan.down, rows=rows))

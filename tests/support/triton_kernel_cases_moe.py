@@ -1,5 +1,5 @@
-"""What the kernels of experts are held to, on any device: routes against a sort, answers against fp64 of the very numbers
-that they are given. Import the kernels' environment first; functions assert.
+"""What the kernels of experts are held to, on any device: routes against a sort, answers against fp64 of the very
+numbers that they are given. Import the kernels' environment first; functions assert.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KINDS = ("plain", "channel", "blocks")
 
 
 def check_routes(device: str, tokens: int, count: int, top_k: int, rows: int, renormalise: bool) -> None:
-    """Weights and choices are the reference's; each pair has a slot, slots of an expert lie together, tiles hold all."""
+    """Weights and choices are the reference's; a pair has a slot, slots of an expert lie together, tiles hold all."""
     scores = drawn(tokens, count, seed=tokens, by=3.0, dtype=torch.bfloat16)  # so short that many are equal
     weights, chosen = plain.route(scores, top_k, renormalise)
     counts = torch.zeros(count, dtype=torch.int32, device=device)
@@ -36,7 +36,8 @@ def check_routes(device: str, tokens: int, count: int, top_k: int, rows: int, re
     assert torch.equal(flat[pairs], flat.sort().values)
     assert torch.equal(counts.cpu().long(), flat.bincount(minlength=count))
     held = [pairs[first : first + n] for _, first, n in got.tiles.tolist()]
-    assert all(n <= rows and (flat[mine] == expert).all() for mine, (expert, _, n) in zip(held, got.tiles.tolist()))
+    for mine, (expert, _, n) in zip(held, got.tiles.tolist(), strict=True):
+        assert n <= rows and (flat[mine] == expert).all()
     assert torch.equal(torch.cat(held), pairs)
 
 

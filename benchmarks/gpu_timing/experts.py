@@ -1,0 +1,176 @@
+"""Times of experts on a GPU, at a model's sizes: the whole operation and each of its launches, beside a dense product of
+the same bytes and the copy speed.
+
+    PYTHONPATH=src python benchmarks/gpu_timing/experts.py [--shape qwen3-30b] [--kinds plain channel] [--sweep]
+        [--tokens 1 16 128 1000] [--warm I/N]
+
+A time is the median of replays of a graph that holds the call several times. "share" is of the time that the weights of
+all experts that tokens were sent to need at copy speed. --sweep times other plans; --warm compiles the I-th of N parts
+of them and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+
+import rows as timing
+
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.fp8_rows import E4M3
+from penstock.kernels.triton import moe, moe_route
+
+B, GPU = torch.bfloat16, torch.device("cuda")
+
+
+@dataclass(frozen=True)
+class Shape:
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+
+
+SHAPES = {
+    "qwen3-30b": Shape(128, 8, 2048, 768),
+    "qwen3-30b-tp2": Shape(128, 8, 2048, 384),
+    "mixtral-8x7b": Shape(8, 2, 4096, 14336),
+    "olmoe": Shape(64, 8, 2048, 1024),
+}
+
+
+def made(shape: Shape, kind: str) -> Experts:
+    return Experts(
+        _matrix(shape.experts, 2 * shape.inner, shape.hidden, kind),
+        _matrix(shape.experts, shape.hidden, shape.inner, kind), shape.top_k, True, B,
+    )  # fmt: skip
+
+
+def _matrix(experts: int, n: int, k: int, kind: str) -> ExpertMatrix:
+    numbers = torch.empty((experts, n, k), dtype=B, device=GPU).normal_(0, 0.02)
+    if kind == "plain":
+        return ExpertMatrix(numbers)
+    groups = () if kind == "channel" else (-(-k // 128),)
+    scale = torch.full((experts, n, *groups), 1e-4, device=GPU)
+    return ExpertMatrix((numbers * 1e4).clamp(-448, 448).to(E4M3), scale)
+
+
+def variants(own: moe.Plan) -> list[moe.Plan]:
+    """The plan that is taken, and others: first the first product's cut is another, then the second's."""
+    found, gate, down = [own], own.gate_up, own.down
+    heights = {16, 32, 64, 128} & {gate.rows // 2, gate.rows, gate.rows * 2} if own.sorted else {gate.rows}
+    cuts = list(itertools.product(sorted(heights), (32, 64, 128), (64, 128, 256), (3, 4, 6), (4, 8)))
+    for rows, outputs, inputs, stages, warps in cuts:
+        scaled = down.form != "wide" and outputs % down.inputs
+        if shared(rows, 2 * outputs, inputs, stages, gate.form) and not scaled:
+            cut = moe.Cut(rows, outputs, inputs, stages, warps, gate.form)
+            found.append(replace(own, gate_up=cut, down=replace(down, rows=rows)))
+    for rows, outputs, inputs, stages, warps in cuts:
+        scaled = down.form != "wide" and gate.outputs % inputs
+        if rows == gate.rows and shared(rows, outputs, inputs, stages, down.form) and not scaled:
+            found.append(replace(own, down=moe.Cut(rows, outputs, inputs, stages, warps, down.form)))
+    return found
+
+
+def shared(rows: int, outputs: int, inputs: int, stages: int, form: str) -> bool:
+    """Whether the tiles of all stages fit a program's memory; about."""
+    size = 2 if form == "wide" else 1
+    held = (outputs + rows * (2 if form == "pair" else 1)) * inputs * size * stages
+    return 40_000 <= held <= 220_000
+
+
+def least_ms(of: Experts, tokens: int) -> float:
+    """What the weights of the experts that tokens go to take at copy speed, with routes drawn evenly."""
+    count = of.shape[0]
+    used = count * (1 - (1 - of.top_k / count) ** tokens)
+    each = sum(m.numbers[0].numel() * m.numbers.element_size() for m in (of.gate_up, of.down))
+    return used * each / timing.COPY[0] * 1e3
+
+
+def measure(name: str, kind: str, tokens: int, sweep: bool, part: tuple[int, int] | None) -> None:
+    shape = SHAPES[name]
+    many = 1 if part else max(1, min(8, int(6e9 // (shape.experts * shape.inner * shape.hidden * 6))))
+    layers = [moe.prepare_experts(made(shape, kind)) for _ in range(many)]
+    of = layers[0].of
+    x = torch.randn(tokens, shape.hidden, dtype=B, device=GPU)
+    scores = [torch.randn(tokens, shape.experts, dtype=B, device=GPU) for _ in layers]
+    own = moe.plan_of(tokens, of)
+    for number, plan in enumerate(variants(own) if sweep else [own]):
+        if part and number % part[1] != part[0]:
+            continue
+        calls = [
+            lambda at=at, s=s, plan=plan: moe.experts(x, s, at, plan) for at, s in zip(layers, scores, strict=True)
+        ]
+        try:
+            if part:
+                calls[0]()
+                continue
+            ms = timing.timed(calls)
+        except triton.runtime.errors.OutOfResources:
+            continue
+        share = least_ms(of, tokens) / ms
+        print(f"{name} {kind} {tokens:5d} {ms * 1e3:9.1f} us {share:6.1%}  {told(plan)}", flush=True)
+    if not part and not sweep:
+        parts_of(layers, scores, x, own)
+
+
+def told(plan: moe.Plan) -> str:
+    cuts = (f"{c.rows}x{c.outputs}x{c.inputs} s{c.stages} w{c.warps} {c.form}" for c in (plan.gate_up, plan.down))
+    return " | ".join(cuts)
+
+
+def parts_of(layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor, plan: moe.Plan) -> None:
+    """Each launch by itself; and a dense product over as many rows as the first one has."""
+    of, tokens = layers[0].of, x.shape[0]
+    rows = plan.gate_up.rows if plan.sorted else 0
+    routes = [
+        moe_route.route(s, of.top_k, of.renormalise, torch.zeros_like(at.counts), rows)
+        for at, s in zip(layers, scores, strict=True)
+    ]
+
+    def routed(at: moe.PreparedExperts, s: Tensor) -> None:
+        at.counts.zero_()
+        moe_route.route(s, of.top_k, of.renormalise, at.counts, rows)
+
+    pairs = list(zip(layers, routes, strict=True))
+    ms = timing.timed([lambda at=at, s=s: routed(at, s) for at, s in zip(layers, scores, strict=True)])
+    for at in layers:
+        at.counts.zero_()
+    ready = moe._in_form(x, plan.gate_up.form)
+    first = timing.timed([lambda at=at, r=r: moe._gate_up(ready, at.of, r, plan) for at, r in pairs])
+    middle = moe._gate_up(ready, of, routes[0], plan)
+    out = torch.empty((tokens * of.top_k, x.shape[1]), dtype=B, device=GPU)
+    second = timing.timed(
+        [lambda at=at, r=r: moe._launch(middle, at.of.down, out, None, of, r, plan.down, plan.gate_up.outputs,
+                                        plan.sorted) for at, r in pairs]
+    )  # fmt: skip
+    print(
+        f"    routes and a memset {ms * 1e3:.1f}, gate and up {first * 1e3:.1f}, down {second * 1e3:.1f} us", flush=True
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-30b")
+    parser.add_argument("--kinds", nargs="+", choices=["plain", "channel", "blocks"], default=["plain", "channel"])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 1000, 4096])
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--warm", help="I/N")
+    asked = parser.parse_args()
+    part = tuple(int(number) for number in asked.warm.split("/")) if asked.warm else None
+    for kind, tokens in itertools.product(asked.kinds, asked.tokens):
+        measure(asked.shape, kind, tokens, asked.sweep, part)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The kernels of experts compiled: sizes of models and awkward ones, every number of tokens at which the plan changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.torch, pytest.mark.gpu]
+
+
+@pytest.mark.parametrize("rows", [0, 16, 64, 128])
+@pytest.mark.parametrize("shape", [(1, 128, 8), (700, 128, 8), (3000, 60, 4), (20000, 8, 2), (9, 512, 10)], ids=str)
+def test_routes(rows, shape):
+    from triton_kernel_cases_moe import check_routes
+
+    tokens, count, top_k = shape
+    check_routes("cuda", tokens, count, top_k, rows, renormalise=tokens != 700)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "channel", "blocks"])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 16, 17, 40, 130, 400, 900])
+@pytest.mark.parametrize("shape", [(16, 512, 192, 4), (8, 200, 136, 2), (5, 1024, 768, 1)], ids=str)
+def test_experts(dtype, kind, tokens, shape):
+    from triton_kernel_cases_moe import check_experts
+
+    check_experts("cuda", dtype, kind, tokens, *shape)
+
+
+@pytest.mark.parametrize("kind", ["plain", "channel"])
+def test_all_to_the_same_experts(kind):
+    from triton_kernel_cases_moe import check_experts, crowded
+
+    check_experts("cuda", torch.bfloat16, kind, 300, 64, 256, 128, 4, scores=crowded(300, 64, 4))
+
+
+@pytest.mark.parametrize("kind", ["plain", "channel", "blocks"])
+@pytest.mark.parametrize("tokens", [4, 90, 600])
+def test_a_token_alone_gives_the_same_bits(kind, tokens):
+    from triton_kernel_cases_moe import check_alone
+
+    check_alone("cuda", torch.bfloat16, kind, tokens)

@@ -1,5 +1,4 @@
-"""Times of experts on a GPU, at a model's sizes: the whole operation and each of its launches, beside a dense product of
-the same bytes and the copy speed.
+"""Times of experts on a GPU, at a model's sizes: the whole operation and its launches, beside the copy speed.
 
     PYTHONPATH=src python benchmarks/gpu_timing/experts.py [--shape qwen3-30b] [--kinds plain channel] [--sweep]
         [--tokens 1 16 128 1000] [--warm I/N]

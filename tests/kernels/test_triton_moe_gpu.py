@@ -1,4 +1,4 @@
-"""The kernels of experts compiled: sizes of models and awkward ones, every number of tokens at which the plan changes."""
+"""The kernels of experts compiled: sizes of models and awkward ones, numbers of tokens at which the plan changes."""
 
 from __future__ import annotations
 

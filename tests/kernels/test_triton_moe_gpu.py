@@ -40,3 +40,10 @@ def test_a_token_alone_gives_the_same_bits(kind, tokens):
     from triton_kernel_cases_moe import check_alone
 
     check_alone("cuda", torch.bfloat16, kind, tokens)
+
+
+def test_few_tokens_are_not_sorted():
+    from triton_kernel_cases_moe import made_experts, moe
+
+    of, _, _ = made_experts("cuda", torch.bfloat16, "plain", 8, 64, 64, 2)
+    assert [moe.plan_of(tokens, of).sorted for tokens in (1, 4, 5, 900)] == [False, False, True, True]

@@ -48,7 +48,7 @@ class ExpertMatrix:
 
 @dataclass(slots=True, frozen=True)
 class Experts:
-    """Of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and how tokens are sent to them.
+    """The experts of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and who is sent to them.
 
     top_k: experts a token.   renormalise: whether a token's weights over its experts add up to 1.
     """

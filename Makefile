@@ -8,7 +8,7 @@
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (20 minutes)
 #   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
 #   make docs     write the generated pages anew (docs/cli.md, docs/config.md, docs/coming_from_vllm.md)
-#   make packaging  installs what lints deploy/ and imports the Modal apps; without it `make test` skips those by name
+#   make packaging  installs what lints deploy/, Modal's client and Ray; without it `make test` skips those by name
 #   make setup    what the others begin with
 #
 # An image that has torch already, and no registry (a GPU machine): `make test PY=python3` installs nothing and runs
@@ -124,6 +124,6 @@ $(VENV)/reliability.stamp: $(VENV)/development.stamp
 	@touch $@
 
 $(VENV)/packaging.stamp: $(VENV)/development.stamp
-	@echo "setup: Modal's client, and what lints deploy/"
+	@echo "setup: Modal's client, Ray, and what lints deploy/"
 	@$(PIP) -e ".[packaging]"
 	@touch $@

@@ -286,7 +286,7 @@ def test_what_is_refused_of_vllms_says_the_way_out(
 def test_a_knob_is_named_by_who_types_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """If to its default: an artifact's choices are for what was left alone. `seed` is monkeys' own option."""
     seen: list[Config] = []
-    monkeypatch.setattr("penstock.jobs.monkeys.run_monkeys", lambda config, options: seen.append(config))
+    monkeypatch.setattr("penstock.jobs.monkeys.run_monkeys", lambda config, options, engine: seen.append(config))
     job = ("monkeys", "demo", "--problems", "x", "--out", "y")
     assert penstock(*job)[0] == penstock(*job, "--steps-ahead", "1", "--no-enable-prefix-caching")[0] == 0
     assert [config.named for config in seen] == [

@@ -190,7 +190,7 @@ def must_not_open(config: Config) -> None:
 def test_fail_on_error_is_an_exit_code(
     failed: int, asked: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_room, "run_file", lambda source, out, config: run_room.RunOutcome(5, failed=failed))
+    monkeypatch.setattr(run_room, "run_file", lambda source, out, config, engine: run_room.RunOutcome(5, failed=failed))
     monkeypatch.setattr("sys.argv", ["penstock", "run", "in", "out", *(["--fail-on-error"] if asked else [])])
     with pytest.raises(SystemExit) as ended:
         main()

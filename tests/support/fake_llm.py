@@ -33,7 +33,7 @@ class FakeLLM:
         self.generation_tokens = 0
         self.most_in_flight = 0
         self.closed = False
-        self.facts = SimpleNamespace(sampling_defaults={})
+        self.facts = SimpleNamespace(sampling_defaults={}, max_num_seqs=IN_FLIGHT)
 
     def __enter__(self) -> FakeLLM:
         return self

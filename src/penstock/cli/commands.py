@@ -6,8 +6,9 @@ Engine options are not written here: `engine_options` makes them. What goes wron
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +21,10 @@ from penstock.cli.deploy_commands import deploy_app
 from penstock.cli.engine_options import EngineCommand, ServeCommand, engine_options
 from penstock.cli.exit_codes import OneLineCommand, misread, stopped_by_sigterm
 from penstock.config import Config
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.jobs.open_llm import OpenLLM
 
 MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's
 
@@ -41,6 +46,19 @@ add_build(app)
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo` for the model in the package.")
+]
+On = Annotated[
+    Literal["here", "ray"], typer.Option(help="Where the engines run: `ray` spreads the work over a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="The Ray cluster: `auto` or HOST:PORT. Left out: RAY_ADDRESS, else a cluster of this machine's own."
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Engines on Ray. Left out: as many as its GPUs give; without GPUs one a machine."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for samples, summary and report; the same one goes on where it was.")]
 
@@ -114,6 +132,9 @@ def monkeys(
     stop: Annotated[
         list[str] | None, typer.Option(help="A text that ends a sample; may be given again. Left out: `Question:`.")
     ] = None,
+    on: On = "here",
+    address: Address = None,
+    workers: Workers = None,
     knobs: dict[str, Any],
 ) -> None:
     """Sample each problem n times: coverage, majority vote, report.
@@ -129,7 +150,8 @@ def monkeys(
     options = Options(
         problems=problems, out=out, sampling=sampling, shots=shots, few_shot=few_shot, limit=limit, seed=seed
     )
-    stopped_by_sigterm(lambda: run_monkeys(Config.of(model=model, seed=seed, **knobs), options))
+    config, engine = Config.of(model=model, seed=seed, **knobs), _engine_on(on, address, workers)
+    stopped_by_sigterm(lambda: run_monkeys(config, options, engine))
 
 
 @app.command("run", cls=EngineCommand)
@@ -146,6 +168,9 @@ def run_command(
         bool,
         typer.Option("--fail-on-error", help="End with 1 where a row of OUT has an error. Left out: only if all have."),
     ] = False,
+    on: On = "here",
+    address: Address = None,
+    workers: Workers = None,
     knobs: dict[str, Any],
 ) -> None:
     """Run a file of prompts into a file of outputs.
@@ -153,11 +178,27 @@ def run_command(
     Files of any size, each id exactly once, through kills."""
     from penstock.jobs.run import run_file
 
+    engine = _engine_on(on, address, workers)
+
     def job() -> None:
-        if run_file(source, out, Config.of(**knobs)).failed and fail_on_error:
+        if run_file(source, out, Config.of(**knobs), engine).failed and fail_on_error:
             raise typer.Exit(1)
 
     stopped_by_sigterm(job)
+
+
+def _engine_on(on: str, address: str | None, workers: int | None) -> OpenLLM:
+    """How a job opens its engine. Raises UsageError for words of Ray's where it isn't asked for."""
+    if on == "here":
+        for param, given in (("address", address), ("workers", workers)):
+            if given is not None:
+                raise UsageError(f"--{param} is of a Ray cluster: say --on ray too", param=param)
+        from penstock.jobs.open_llm import open_llm
+
+        return open_llm
+    from penstock.jobs.ray_workers import RayWorkers
+
+    return partial(RayWorkers, address=address, workers=workers)
 
 
 @app.command(cls=ServeCommand)

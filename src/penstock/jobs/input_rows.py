@@ -19,6 +19,7 @@ from typing import Annotated, Any, BinaryIO, cast
 
 import msgspec
 
+from penstock.almanac.samples import needs_pyarrow
 from penstock.errors import UsageError
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
@@ -52,6 +53,7 @@ UNSERVED: dict[str, Any] = {
     "cache_salt": None,
     "add_special_tokens": None,
 }
+PARQUET_ROWS = 1024  # that are in memory at once
 # What of a chat's options needs no saying.
 _USUAL = {"add_generation_prompt": True, "continue_final_message": False, "chat_template_kwargs": None}
 
@@ -129,9 +131,13 @@ def read_rows(path: Path, seed: int, defaults: Mapping[str, float | int]) -> Ite
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1; .gz is unpacked on the way. Raises UsageError."""
+    """Lines with their numbers, from 1; .gz is unpacked on the way, a row of .parquet is a line of what it has. Raises
+    UsageError."""
     if not path.is_file():
-        raise UsageError(f"no file {path}: name a file of JSON lines, plain or .gz")
+        raise UsageError(f"no file {path}: name a file of JSON lines, plain or .gz, or .parquet")
+    if path.name.endswith(".parquet"):
+        yield from _parquet_lines(path)
+        return
     number = 0
     try:
         with cast(BinaryIO, gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")) as file:
@@ -139,6 +145,30 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
     except (EOFError, OSError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read after row {number} ({error}): fetch the file again") from error
+
+
+def _parquet_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Rows as JSON. What is null is left out at every depth: a Parquet file has every column in every row."""
+    needs_pyarrow()
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        with ParquetFile(path) as file:
+            rows = (row for batch in file.iter_batches(PARQUET_ROWS) for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield number, json.dumps(_present(row)).encode()
+    except TypeError as error:
+        raise UsageError(f"row {number} of {path} holds what JSON has no word for ({error}): make it a text") from error
+    except (ArrowException, OSError) as error:
+        raise UsageError(f"{path} cannot be read after row {number} ({error}): fetch the file again") from error
+
+
+def _present(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _present(inner) for name, inner in value.items() if inner is not None}
+    return [_present(inner) for inner in value] if isinstance(value, list) else value
 
 
 def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL) -> Row:

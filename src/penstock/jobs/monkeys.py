@@ -20,7 +20,7 @@ from penstock.demo import problems_file, shots_file
 from penstock.disk import check_writable
 from penstock.errors import ContextLengthError, JournalError, UsageError
 from penstock.jobs.input_rows import mix
-from penstock.jobs.open_llm import OpenLLM, identity, open_llm
+from penstock.jobs.open_llm import JobEngine, OpenLLM, identity, open_llm
 from penstock.jobs.problems import Problem, digest, draw_shots, find_answer, load_problems, make_prompt
 from penstock.jobs.progress import Count, Progress
 from penstock.jobs.report import print_table, write_reports
@@ -29,7 +29,7 @@ from penstock.journal import Journal
 from penstock.request import SamplingParams
 
 if TYPE_CHECKING:
-    from penstock.llm import LLM, Finished, Prompt
+    from penstock.llm import Finished, Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ def _earlier(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _draw(
-    llm: LLM, options: Options, work: Work, todo: dict[int, list[int]], journal: Journal
+    llm: JobEngine, options: Options, work: Work, todo: dict[int, list[int]], journal: Journal
 ) -> tuple[dict[str, Any], dict[int, str]]:
     total = len(work.asked) * options.sampling.n
     problems = Count("problems", len(work.asked), before=len(work.asked) - len(todo))

@@ -5,18 +5,42 @@ A job takes `open_llm` as an argument, so that its tests can hand it another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import Config
 from penstock.demo import model_folder
 
 if TYPE_CHECKING:
-    from penstock.llm import LLM
+    from penstock.llm import LLM, Finished, Prompt
 
-OpenLLM = Callable[[Config], "LLM"]
+
+class JobEngine(Protocol):
+    """What a job needs of an engine, as `LLM` has it: here, or spread over a cluster."""
+
+    @property
+    def facts(self) -> Any:
+        """Has `max_num_seqs` and `sampling_defaults`."""
+
+    @property
+    def generation_tokens(self) -> int:
+        """Output tokens made so far; read from any thread."""
+
+    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]: ...
+
+    def stats(self) -> dict[str, float]: ...
+
+    def __enter__(self) -> JobEngine: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+OpenLLM = Callable[[Config], JobEngine]
 LOOK = 1 << 16  # bytes looked at in the beginning, the middle and the end of a file
 
 

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.disk import check_writable
 from penstock.errors import UsageError
+from penstock.jobs.finish_output import finish_output, ledger_of
 from penstock.jobs.input_rows import Id, Row, Survey, read_rows, survey
-from penstock.jobs.open_llm import OpenLLM, identity, open_llm
+from penstock.jobs.open_llm import JobEngine, OpenLLM, identity, open_llm
 from penstock.jobs.progress import Count, Progress
 from penstock.journal import Journal
 from penstock.request import CompletionOutput, PositionLogprobs
 from penstock.status_line import duration
 
 if TYPE_CHECKING:
-    from penstock.llm import LLM, Finished, Prompt
+    from penstock.llm import Finished, Prompt
 
 
 @dataclass(slots=True)
@@ -57,12 +58,14 @@ def run_file(source: Path, out: Path, config: Config, build_engine: OpenLLM = op
     JournalError when `out` cannot be written or belongs to another run, CapacityError for a full disk.
     KeyboardInterrupt comes through with how to go on in it.
     """
-    check_writable(out)
+    ledger = ledger_of(out)
+    for path in {ledger, out}:
+        check_writable(path)
     if out.exists() and source.is_file() and out.samefile(source):
         raise UsageError(f"{out} is the input too: name another output")
     found = survey(source, lambda rows: _say(f"checked {rows:,} rows"))
     _mention_models(found, config)
-    with Journal(out, _fingerprint(found, config)) as journal:
+    with Journal(ledger, _fingerprint(found, config)) as journal:
         outcome = RunOutcome(found.rows)
         if len(journal) < found.rows:
             if len(journal):
@@ -70,6 +73,7 @@ def run_file(source: Path, out: Path, config: Config, build_engine: OpenLLM = op
             with build_engine(config) as llm:
                 _run_rows(llm, source, config.model.seed, journal, outcome)
         first = _count_failed(journal, outcome)
+        finish_output(ledger, out)
         _say(_closing(outcome, out))
         # Some rows may fail, and what comes next in a pipeline looks at them; if all do, it mustn't take it for done.
         if first is not None and outcome.failed == outcome.rows:
@@ -98,7 +102,7 @@ def _mention_models(found: Survey, config: Config) -> None:
         _say(f"the rows name {', '.join(others)}; they run on {config.model.model}, as --model says")
 
 
-def _run_rows(llm: LLM, source: Path, seed: int, journal: Journal, outcome: RunOutcome) -> None:
+def _run_rows(llm: JobEngine, source: Path, seed: int, journal: Journal, outcome: RunOutcome) -> None:
     open_rows: dict[Id, Tail] = {}
     given = read_rows(source, seed, llm.facts.sampling_defaults)
     rows = Count("rows", outcome.rows, before=len(journal))

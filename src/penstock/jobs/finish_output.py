@@ -1,0 +1,88 @@
+"""The last step of a run whose OUT is .parquet or .gz: made of the journal's lines, once all of them are there.
+
+    OUT.parquet.jsonl (+ .journal), which a run goes on with --all rows are there--> OUT.parquet, whole or not at all
+
+It knows the rows' form, no engine.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from penstock.almanac.samples import needs_pyarrow
+from penstock.disk import write_whole
+from penstock.errors import JournalError
+
+SUFFIXES = (".parquet", ".gz")
+ROW_GROUP = 4096  # rows
+
+
+def ledger_of(out: Path) -> Path:
+    """Returns where a run's rows are written while it goes on: OUT itself, or beside what can't be appended to.
+
+    Raises JournalError for an OUT that is there and that no run of this name made, UsageError without pyarrow.
+    """
+    if not out.name.endswith(SUFFIXES):
+        return out
+    if out.name.endswith(".parquet"):
+        needs_pyarrow()
+    ledger = out.with_name(out.name + ".jsonl")
+    if out.exists() and not ledger.exists():
+        raise JournalError(f"{out} is there already and no run wrote it: move it away or name another output")
+    return ledger
+
+
+def finish_output(ledger: Path, out: Path) -> None:
+    """Makes OUT of a ledger that has all rows; where they are one, nothing. Raises JournalError, CapacityError."""
+    if ledger != out:
+        write = _write_parquet if out.name.endswith(".parquet") else _write_gz
+        write_whole(out, lambda file: write(ledger, file))
+
+
+def _write_gz(ledger: Path, file: BinaryIO) -> None:
+    with ledger.open("rb") as lines, gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed:
+        shutil.copyfileobj(lines, packed, 1 << 20)
+
+
+def _write_parquet(ledger: Path, file: BinaryIO) -> None:
+    """Ids are whole numbers where all of them are, else texts."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    whole = all(isinstance(row["id"], int) and abs(row["id"]) < 2**63 for row in _rows(ledger))
+    entry = pa.struct(
+        {"token_id": pa.int64(), "logprob": pa.float64(), "rank": pa.int64(), "decoded_token": pa.string()}
+    )
+    output = {
+        "text": pa.string(),
+        "finish_reason": pa.string(),
+        "token_count": pa.int64(),
+        "logprobs": pa.list_(pa.struct({"token_id": pa.int64(), "top": pa.list_(entry)})),
+    }
+    columns = {
+        "id": pa.int64() if whole else pa.string(),
+        "outputs": pa.list_(pa.struct(output)),
+        "error": pa.string(),
+    }
+    schema = pa.schema(columns)
+    with ParquetWriter(file, schema, compression="zstd") as writer:
+        rows = _rows(ledger)
+        while some := list(islice(rows, ROW_GROUP)):
+            told = some if whole else [row | {"id": _text(row["id"])} for row in some]
+            writer.write_table(pa.Table.from_pylist(told, schema))
+
+
+def _text(key: str | int) -> str:
+    return str(key).encode("utf-8", "backslashreplace").decode()  # half a surrogate pair has no place there
+
+
+def _rows(ledger: Path) -> Iterator[dict[str, Any]]:
+    with ledger.open("rb") as lines:
+        for line in lines:
+            yield json.loads(line)

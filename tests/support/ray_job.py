@@ -1,0 +1,61 @@
+"""A job on Ray with engines that compute nothing: for tests that kill its workers and its driver.
+
+    python ray_job.py ADDRESS IN OUT
+
+A worker writes its process's number into the folder FAKE_ENGINES, which its cluster's environment has."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from fake_llm import FakeLLM
+
+from penstock.config import Config
+from penstock.jobs.ray_workers import RayWorkers
+from penstock.jobs.run import run_file
+from penstock.llm import Finished, Prompt
+
+SAMPLE_SECONDS = 0.02
+
+
+def engines() -> Path:
+    return Path(os.environ["FAKE_ENGINES"])
+
+
+def open_slow(config: Config) -> FakeLLM:
+    """An engine whose samples take a while."""
+    (engines() / str(os.getpid())).touch()
+    return FakeLLM(delay=SAMPLE_SECONDS)
+
+
+class Faulty(FakeLLM):
+    """At a prompt that says `hang` or `raise`, the first engine of a cluster does; at `die`, each of them ends."""
+
+    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+        return super().stream(map(self._look, prompts), after_step=after_step)
+
+    def _look(self, prompt: Prompt) -> Prompt:
+        if prompt.prompt == "die":
+            os._exit(3)
+        done = engines() / f"did {prompt.prompt}"
+        if prompt.prompt in ("hang", "raise") and not done.exists():
+            done.touch()
+            if prompt.prompt == "raise":
+                raise RuntimeError("told to")
+            time.sleep(3600)
+        return prompt
+
+
+def open_faulty(config: Config) -> Faulty:
+    return Faulty()
+
+
+if __name__ == "__main__":
+    address, source, out = sys.argv[1:]
+    on_ray = partial(RayWorkers, address=address, workers=2, open_engine=open_slow)
+    run_file(Path(source), Path(out), Config(), on_ray)

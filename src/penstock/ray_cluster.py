@@ -56,8 +56,8 @@ class RayCluster:
         has = ", ".join(f"{node.gpus} at {node.address}" for node in self.nodes if node.gpus) or "none"
         asked = f"{count} {what}{'s' * (count > 1)} of {each} GPU{'s' * (each > 1)}, each on one machine,"
         raise CapacityError(
-            f"{asked} ask for {count * each}, and the Ray cluster has {self.gpus} ({has}): ask for fewer, or start more "
-            "nodes first"
+            f"{asked} ask for {count * each}, and the Ray cluster has {self.gpus} ({has}): ask for fewer, or start "
+            "more nodes first"
         )
 
 

@@ -61,6 +61,7 @@ SHARED = (
 )  # fmt: skip
 SHARED_SERVE = (
     "host", "port", "served_model_name", "api_key", "api_server_count", "shutdown_timeout", "max_num_queued_reqs",
+    "enable_auto_tool_choice", "tool_call_parser",
 )  # fmt: skip
 SPELLINGS = {  # vLLM's values of these -> ours
     "dtype": {"half": "float16", "float": "float32"},
@@ -88,7 +89,6 @@ _NOTHING = "belongs to what is not served, or to how vLLM does it; here it chang
 _CODE = "code from outside is not run in the engine"
 _GUIDED = "llguidance makes all masks; a request says the rest in structured_outputs"
 _FORM = "say SamplingParams(structured_outputs=StructuredOutputsParams(json=..., regex=..., choice=...))"
-_TOOLS = "put the tools' description in a message, and read the answer's text"
 _TEMPLATE = "templates come from the model alone: put a chat_template.jinja into its folder"
 _OVERRIDE = "config.json is read as it stands: change it in a copy of the folder"
 _GENERATES = "models generate text here; they don't embed, classify or score"
@@ -98,7 +98,7 @@ _SCHEDULER = "the scheduler has no such thing: max_num_seqs and max_num_batched_
 _OWN_SCHEDULER = "belongs to vLLM's scheduler; no answer depends on it"
 _OFFLOAD = "weights and KV stay on the device: max_model_len and max_num_seqs make them smaller"
 _BETWEEN = "neither KV nor weights travel between engines"
-_REASONING = "reasoning is not parsed apart: it is in the answer's text"
+_REASONING = "how long a model thinks is its template's: say chat_template_kwargs in a request"
 _LOGS = "requests are logged by `--access-log` alone, without prompts"
 _TRACES = "no traces are sent: /metrics and `--access-log` tell of requests"
 _METRICS = "/metrics has what it has, without a switch"
@@ -180,9 +180,10 @@ ENGINE: dict[str, Argument] = {
     **named(
         "guided_decoding_disable_fallback guided_decoding_disable_any_whitespace "
         "guided_decoding_disable_additional_properties", bool, _GUIDED),
-    **named("reasoning_parser reasoning_config", (), _REASONING),
-    **named("reasoning_parser_plugin", ("",), _REASONING),
-    **named("enable_reasoning", (False,), _REASONING),
+    **named("reasoning_parser", (), "`penstock serve` has it; here reasoning is in the answer's text"),
+    **named("reasoning_config", (), _REASONING),
+    **named("reasoning_parser_plugin", ("",), _CODE),
+    **named("enable_reasoning", bool, "an older switch: `serve --reasoning-parser` alone says it"),
     **named("disable_log_stats", bool, "no lines of statistics are written: stats() and /metrics have them"),
     **named("disable_log_requests", bool, _LOGS),
     **named("enable_log_requests aggregate_engine_logging enable_logging_iteration_details", (False,), _LOGS),
@@ -228,10 +229,9 @@ SERVE: dict[str, Argument] = {
     **named("default_chat_template_kwargs", ({},), "say chat_template_kwargs in each request"),
     **named("response_role", ("assistant",), "answers are the assistant's"),
     **named("return_tokens_as_token_ids", (False,), "say return_tokens_as_token_ids in a request"),
-    **named("enable_auto_tool_choice", (False,), _TOOLS),
-    **named("tool_call_parser tool_server", (), _TOOLS),
-    **named("tool_parser_plugin", ("",), _TOOLS),
-    **named("exclude_tools_when_tool_choice_none", bool, "tools are not served; without them it changes nothing"),
+    **named("tool_server", (), "tools are run by the client"),
+    **named("tool_parser_plugin", ("",), _CODE),
+    **named("exclude_tools_when_tool_choice_none", (False,), "leave tools out of requests that may not call them"),
     **named("log_config_file", (), _LOGS),
     **named("enable_log_outputs log_error_stack", (False,), _LOGS),
     **named("enable_log_deltas disable_uvicorn_access_log", bool, _LOGS),
@@ -289,7 +289,7 @@ CALL: dict[str, Argument] = {  # of LLM.generate and LLM.chat
     **named("guided_options_request", (), _FORM),
     **named("chat_template", (), _TEMPLATE),
     **named("chat_template_content_format", ("auto", "string"), "text parts are joined by line ends"),
-    **named("tools", ([],), _TOOLS),
+    **named("tools", ([],), "`LLM.chat` takes them, for the model's template"),
     **named("mm_processor_kwargs", object, _NOTHING),
 }
 

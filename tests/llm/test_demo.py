@@ -66,12 +66,15 @@ def test_it_chats(llm: LLM) -> None:
     said = [{"role": "user", "content": ROWS[0]["question"]}, {"role": "assistant", "content": "The "}]
     (going_on,) = llm.chat(said, params, use_tqdm=False, continue_final_message=True, add_generation_prompt=False)
     assert going_on.prompt == (both[0].prompt or "") + "The " and going_on.outputs[0].text
-    (given,) = llm.chat(said, params, use_tqdm=False, chat_template_kwargs={"bos_token": "x"}, tools=None)
+    (given,) = llm.chat(
+        said, params, use_tqdm=False, chat_template_kwargs={"bos_token": "x"}, tools=[{"type": "function"}]
+    )
     assert given.error is None
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"continue_final_message": True}, "exclude each other"),
         ({"add_generation_prompt": 1}, "add_generation_prompt must be true or false"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs must be an object"),
+        ({"tools": [7]}, "tools must be a list of objects"),
         ({"chat_template": "x"}, "put a chat_template.jinja into its folder"),
     ]
     for options, says in wrong:

@@ -144,11 +144,44 @@ UNSERVED: dict[str, Any] = {
     "truncation_side": "right", "thinking_token_budget": 0, "watermarking": 0,
 }  # fmt: skip
 UNSERVED_IN_CHAT: dict[str, Any] = {
-    "tools": [{"type": "function", "function": {"name": CANARY}}], "tool_choice": "required", "functions": [{}],
+    "functions": [{}], "function_call": {"name": CANARY},
     "chat_template": "{{ 'a' * 300000000 }}", "documents": [CANARY], "audio": {}, "modalities": ["audio"],
     "reasoning_effort": "high", "web_search_options": {}, "prediction": {}, "best_of": 1, "verbosity": "low",
-    "include_reasoning": False,
 }  # fmt: skip
+
+
+def _tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+_NAMED = {"type": "function", "function": {"name": CANARY}}
+# Tools and which is to be called, and the field that the error must name.
+TOOLS: list[tuple[str, dict[str, Any]]] = [
+    ("tools", {"tools": CANARY}), ("tools[0]", {"tools": [7]}), ("tools[0]", {"tools": [{}]}),
+    ("tools[0].type", {"tools": [{**_tool(), "type": "web_search"}]}),
+    ("tools[0].function", {"tools": [{"type": "function", "function": {}}]}),
+    ("tools[0].function.name", {"tools": [_tool(name=CANARY + " x")]}),
+    ("tools[0].function.name", {"tools": [_tool(name="")]}), ("tools[0].function.name", {"tools": [_tool(name=7)]}),
+    ("tools[0].function.name", {"tools": [_tool(name="x" * 129)]}),
+    ("tools[1].function.name", {"tools": [_tool(), _tool()]}),
+    ("tools[0].function.parameters", {"tools": [_tool(parameters={"type": "array"})]}),
+    ("tools[0].function.parameters", {"tools": [_tool(parameters=[CANARY])]}),
+    ("tools[0].function.strict", {"tools": [_tool(strict=CANARY)]}),
+    ("tool_choice", {"tools": [_tool()]}), ("tool_choice", {"tools": [_tool()], "tool_choice": "auto"}),
+    ("tool_choice", {"tool_choice": "required"}), ("tool_choice", {"tools": [_tool()], "tool_choice": CANARY}),
+    ("tool_choice", {"tools": [_tool()], "tool_choice": _NAMED}), ("tool_choice", {"tool_choice": _NAMED}),
+    ("tool_choice.function", {"tools": [_tool()], "tool_choice": {"type": "function", "function": {}}}),
+    ("tool_choice.type", {"tools": [_tool()], "tool_choice": {"type": "allowed_tools"}}),
+    ("tools", {"tools": [_tool(strict=True, parameters={"properties": {"a": {"$ref": "http://10.0.0.1/x"}}})],
+               "tool_choice": "required"}),
+    ("tools", {"tools": [_tool(strict=True, parameters={"properties": {"a": {"format": "nonsense"}}})],
+               "tool_choice": "required"}),
+    ("tools", {"tools": [_tool(parameters={"required": ["a"], "properties": {"a": {"allOf": [{"type": "string"}, {
+        "type": "integer"}]}}})], "tool_choice": "required"}),
+    ("tools", {"tools": [_tool()], "tool_choice": "required", "ignore_eos": True}),
+    ("parallel_tool_calls", {"parallel_tool_calls": "no"}), ("include_reasoning", {"include_reasoning": 1}),
+    ("reasoning_effort", {"reasoning_effort": CANARY}),
+]  # fmt: skip
 
 
 def _fields() -> list[Case]:
@@ -246,7 +279,14 @@ def _chats() -> list[Case]:
         _message("messages[1].content", {"role": "user", "content": "hi"}, content=7),
         _message("messages[0].name", name=7),
         _message("messages[0].tool_calls", tool_calls=[{"id": CANARY}]),
-        _message("messages[0].tool_calls", role="assistant", content="", tool_calls=[{}]),
+        _message("messages[0].tool_calls[0]", role="assistant", content="", tool_calls=[{}]),
+        _message("messages", role="assistant", tool_calls=[{"function": {"name": "f", "arguments": "{" + CANARY}}]),
+        _message(
+            "messages[0].tool_calls[0].function.arguments",
+            role="assistant",
+            tool_calls=[{"function": {"name": "f", "arguments": {}}}],
+        ),
+        *(_chat(400, param, **fields) for param, fields in TOOLS),
         _message("messages[0].content", role="assistant", content=None),
         _message("messages[0].tool_call_id", tool_call_id=CANARY),
         _message("messages[0].unheard_of", unheard_of=CANARY),

@@ -1,6 +1,7 @@
 """A fake engine with the client's interface, a tokenizer of a few hundred tokens, and a server thread over both.
 
-It computes nothing: token k of sample i is letter (i + k) of the alphabet, so that tests know every answer. A test can
+It computes nothing: token k of sample i is letter (i + k) of the alphabet, so that tests know every answer; or a text
+that a test gives it. A test can
 hold it, let it die, and see which streams were cancelled.
 """
 
@@ -31,6 +32,7 @@ from penstock.server.online.metrics import Metrics
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.app import build_app
 from penstock.server.process.http_protocol import http_protocol
+from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 from penstock.text.chat_template import render
 from penstock.text.grammar import check_grammar
 from penstock.text.sandbox import SandboxPool
@@ -78,6 +80,7 @@ class FakeStream:
         self.prompt_logprobs: list[Any] | None = None
         self.num_cached_tokens = 0
         self.waited, self.begun = 0.0, None
+        self.end = "length"
 
     def cancel(self) -> None:
         if not self.cancelled:
@@ -89,6 +92,11 @@ class FakeStream:
         room = self.engine.facts.max_model_len - len(self.ids)
         length = min(room, sampling.max_tokens or room)
         whole = {i: [spelt[(i + k) % 26] for k in range(length)] for i in range(sampling.n)}
+        if self.engine.says is not None and self.engine.tokenizer is not None:
+            said = self.engine.tokenizer.encode(self.engine.says)
+            self.end = "stop" if len(said) <= length else "length"
+            length = min(length, len(said))
+            whole = dict.fromkeys(range(sampling.n), said[:length])
         self.num_cached_tokens = len(self.ids) // 16 * 16
         if sampling.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(self._position(token) for token in self.ids[1:])]
@@ -107,7 +115,7 @@ class FakeStream:
         if self.sampling.logprobs is not None:
             delta.logprobs = [self._position(token) for token in ids]
         if last:
-            delta.finish_reason = "length"
+            delta.finish_reason = self.end
         if self.engine.fail_with:
             delta.finish_reason, delta.error = "numerical_error", self.engine.fail_with
         return delta
@@ -130,6 +138,7 @@ class FakeEngine:
         self.death: str | None = None
         self.step_age = 0.0
         self.fail_with: str | None = None
+        self.says: str | None = None  # what each answer is, if not letters
         self.step_seconds = 0.0
         self.restarts = 0
         self.going = asyncio.Event()
@@ -201,10 +210,10 @@ class SandboxesHere:
         if isinstance(job, GrammarJob):
             check_grammar(job.asked)
             return Reply()
-        texts, text = (job.texts, "") if isinstance(job, TextJob) else ([self._render(job)], "")
+        texts = job.texts if isinstance(job, TextJob) else [self._render(job)]
         encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
         ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]
-        return Reply(ids, text)
+        return Reply(ids, "" if isinstance(job, TextJob) else texts[0])
 
     def _render(self, job: ChatJob) -> str:
         return render(
@@ -213,6 +222,7 @@ class SandboxesHere:
             add_generation_prompt=job.add_generation_prompt,
             continue_final_message=job.continue_final_message,
             template_kwargs=job.template_kwargs,
+            tools=job.tools,
         )
 
     def close(self) -> None:
@@ -273,6 +283,7 @@ def running_server(
     limits: HttpLimits | None = None,
     sandboxes: SandboxPool | None = None,
     batches: Callable[[AppState], BatchManager] | None = None,
+    parsers: AnswerParsers = NO_PARSERS,
     **facts: Any,
 ) -> Iterator[Running]:
     ready, made = threading.Event(), []
@@ -286,6 +297,7 @@ def running_server(
             metrics=Metrics(engine, "fake"),
             limits=limits or HttpLimits(),
             keys=access_.keys,
+            parsers=parsers,
             sandbox_pool=tokenizer and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
         )
         app = build_app(service, access_, manager=batches and batches(service))

@@ -252,6 +252,20 @@ def serve(
     access_log: Annotated[
         str | None, typer.Option(help="File for a line of JSON a request, without prompts; - is standard error.")
     ] = None,
+    enable_auto_tool_choice: Annotated[
+        bool,
+        typer.Option("--enable-auto-tool-choice", help="Let models decide whether they call a tool."),
+    ] = False,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How calls are written: hermes, llama3_json or qwen3_coder. Left out: as the chat template does."
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="Keep what the model thinks apart: qwen3 or deepseek_r1. Left out: it stays in the content."),
+    ] = None,
     shutdown_timeout: Annotated[
         float, typer.Option(help="Seconds that running requests get after SIGTERM; a second one ends them.", min=0.0)
     ] = 30.0,
@@ -265,7 +279,12 @@ def serve(
     config = Config.of(model=model, **knobs)
     from penstock.server.openai.http_limits import HttpLimits
     from penstock.server.process.serve import serve as serve_http
+    from penstock.text.answers.reader import AnswerParsers
 
+    parsers = AnswerParsers(
+        enable_auto_tool_choice=enable_auto_tool_choice, tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+    )  # fmt: skip
     limits = HttpLimits(
         max_num_queued_reqs=max_num_queued_reqs, max_num_queued_tokens=max_num_queued_tokens,
         request_seconds=request_timeout, drain_seconds=shutdown_timeout, step_timeout=step_timeout,
@@ -273,7 +292,7 @@ def serve(
     serve_http(
         config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,
         api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key, allowed_hosts=allowed_host or (),
-        state_dir=state_dir, access_log=access_log, limits=limits, own_process=True,
+        state_dir=state_dir, access_log=access_log, limits=limits, parsers=parsers, own_process=True,
     )  # fmt: skip
 
 

@@ -52,6 +52,8 @@ UNSERVED: dict[str, Any] = {
     "timeout": None,
     "cache_salt": None,
     "add_special_tokens": None,
+    "tools": None,
+    "reasoning_effort": None,
 }
 PARQUET_ROWS = 1024  # that are in memory at once
 # What of a chat's options needs no saying.

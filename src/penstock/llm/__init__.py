@@ -116,11 +116,12 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
         **vllms: Any,
     ) -> list[RequestOutput]:
         """Answers to one conversation (a list of messages) or to a list of them, by the model's chat template.
 
-        add_generation_prompt, continue_final_message, chat_template_kwargs: told in `text.chat`.
+        add_generation_prompt, continue_final_message, chat_template_kwargs, tools: told in `text.chat`.
 
         Raises TokenizerError where the model has none for any of them; what is one conversation's own is its `error`.
         """
@@ -130,6 +131,7 @@ class LLM:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
+            "tools": tools,
         }
         check_options(**options)
         listed: list[Any] = list(messages)
@@ -220,6 +222,7 @@ class LLM:
                 add_generation_prompt=prompt.add_generation_prompt,
                 continue_final_message=prompt.continue_final_message,
                 template_kwargs=prompt.chat_template_kwargs,
+                tools=prompt.tools,
             )
             done = self._chat_sandbox().run(job)
             return done.ids[0], replace(prompt, prompt=done.text)

@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Prompt:
-    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. The last three are
+    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. The last four are
     told in `text.chat`, and belong to messages."""
 
     key: Any
@@ -29,6 +29,7 @@ class Prompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 @dataclass(slots=True, kw_only=True)

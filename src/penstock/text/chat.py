@@ -4,6 +4,7 @@ vLLM's and transformers' names.
     add_generation_prompt    end the prompt with the header of the assistant's next message
     continue_final_message   end it inside the last message: the answer goes on where that stops
     chat_template_kwargs     further variables of the model's template
+    tools                    functions that the template tells the model of, in OpenAI's form
 
 Rendering is `chat_template`'s, in the process that `sandbox` starts; a last message that is continued has a mark at its
 end then, and what comes behind that is cut off. It knows no Jinja, no tokenizer and no HTTP.
@@ -17,7 +18,7 @@ from typing import Any
 
 from penstock.errors import TokenizerError, UsageError
 
-MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 MARK = "PENSTOCK_CONTINUES_HERE "  # plain letters, which no filter escapes; the space tells whether ends are trimmed
 
@@ -58,7 +59,7 @@ def _check_message(place: int, message: Any) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise UsageError(f"{where}.role must be text such as 'user'", param="messages")
     checked = {key: value for key, value in message.items() if value is not None}
-    for key in ("name", "tool_call_id", "reasoning_content"):
+    for key in ("name", "tool_call_id", "reasoning", "reasoning_content"):
         if not isinstance(checked.get(key, ""), str):
             raise UsageError(f"{where}.{key} must be text", param="messages")
     calls = checked.get("tool_calls")
@@ -109,7 +110,11 @@ def _check_call(where: str, call: Any) -> dict[str, Any]:
 
 
 def check_options(
-    *, add_generation_prompt: Any = True, continue_final_message: Any = False, chat_template_kwargs: Any = None
+    *,
+    add_generation_prompt: Any = True,
+    continue_final_message: Any = False,
+    chat_template_kwargs: Any = None,
+    tools: Any = None,
 ) -> None:
     """Raises UsageError for what cannot be asked. Needs no model."""
     switches = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
@@ -119,6 +124,8 @@ def check_options(
     if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, dict):
         message = "chat_template_kwargs must be an object: names of the template's variables, and their values"
         raise UsageError(message, param="chat_template_kwargs")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise UsageError("tools must be a list of objects, each {type: function, function: {name, ...}}", param="tools")
     if add_generation_prompt and continue_final_message:
         message = "continue_final_message and add_generation_prompt exclude each other: set one of them to false"
         raise UsageError(message, param="continue_final_message")

@@ -33,13 +33,16 @@ def render(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """Returns the prompt text of a conversation. Encode it with add_special_tokens=False: templates write BOS
     themselves.
 
     continue_final_message: the text ends where the last message's content does, so that the model goes on with it.
-    template_kwargs: further variables of the template. Raises UsageError (messages that are malformed, or that the
-    template refuses or fails on) and TokenizerError (no template, or one that isn't valid).
+    template_kwargs: further variables of the template. tools: those that may be called, in OpenAI's form.
+
+    Raises UsageError (messages that are malformed, or that the template refuses or fails on) and
+    TokenizerError (no template, or one that isn't valid).
     """
     source = pick_template(tokenizer.chat_templates)
     checked = check_messages(messages)
@@ -47,7 +50,7 @@ def render(
     variables: dict[str, Any] = {**tokenizer.special_tokens, **(template_kwargs or {})}
     variables.update(
         messages=marked(checked) if continue_final_message else checked,
-        tools=None,
+        tools=tools,
         documents=variables.get("documents"),
         add_generation_prompt=add_generation_prompt,
     )

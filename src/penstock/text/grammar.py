@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,18 @@ LONGEST_WHY = 600  # characters of the library's words that an error repeats
 
 def grammar_text(asked: StructuredOutputsParams) -> str:
     """Returns it in llguidance's own form. Raises UsageError."""
+    if asked.around is None:
+        return _form_text(asked)
+    grammars: list[dict[str, Any]] = [{"name": "answer", "lark_grammar": asked.around}]
+    try:
+        if asked.kinds:
+            grammars.append({**json.loads(_form_text(asked))["grammars"][0], "name": "form"})
+        return json.dumps({"grammars": grammars}, ensure_ascii=False)
+    except RecursionError as error:
+        raise _refused("it is nested too deep") from error
+
+
+def _form_text(asked: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher, grammar_from
 
     try:

@@ -64,6 +64,7 @@ class ChatJob(msgspec.Struct, tag="chat", kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool = False
     keep: int | None = None
 
@@ -240,6 +241,7 @@ class _Desk:
             add_generation_prompt=job.add_generation_prompt,
             continue_final_message=job.continue_final_message,
             template_kwargs=job.template_kwargs,
+            tools=job.tools,
         )
 
     def _allow(self, seconds: int) -> None:

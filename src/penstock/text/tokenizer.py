@@ -47,6 +47,7 @@ class Tokenizer:
         self.chat_templates: Mapping[str, str] = files.templates
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
+        self.special_texts = frozenset(self._tokens[i] or "" for i in self.special_ids)
         self._stops: dict[tuple[tuple[str, ...], bool], StopStrings] = {}
         self._style = DecoderStyle.read(_decoder_spec(fast))
         self.longest = max(len(token) for token in self._tokens if token is not None)  # characters of a token

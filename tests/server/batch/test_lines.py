@@ -355,7 +355,9 @@ def repr_of(params: Any) -> str:
 def test_what_a_row_of_outputs_has_no_place_for_is_refused_by_name(name: str) -> None:
     given = {"timeout": 5.0, "cache_salt": "x"}.get(name, 1 if name.endswith(("tokens", "logprobs")) else True)
     given = True if name in ("add_special_tokens",) or name.startswith("return_") else given
-    data = json.dumps(line("a", **{name: given})).encode()
+    given = {"tools": [{"type": "function", "function": {"name": "f"}}], "reasoning_effort": "low"}.get(name, given)
+    url = CHAT if name in ("tools", "reasoning_effort") else COMPLETIONS
+    data = json.dumps(line("a", url=url, **{name: given})).encode()
     with pytest.raises(UsageError, match=rf"{name} is not served by penstock run: .*penstock batch") as caught:
         parse_row(data, 1, seed=0)
     assert caught.value.param == f"body.{name}"

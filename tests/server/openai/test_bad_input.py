@@ -50,7 +50,7 @@ def test_a_refusal_says_a_thing_once(http: httpx.Client) -> None:
         answer = http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], **fields})
         return str(answer.json()["error"]["message"])
 
-    assert said(reasoning_effort="low").startswith("reasoning_effort is not served: use chat_template_kwargs ")
+    assert said(reasoning_effort="low").startswith("reasoning_effort with this value is not read by the ")
     assert said(vllm_xargs={"a": 1}) == "vllm_xargs is not served with this value: leave it out"
     assert said(user=3).startswith("user is not served with this value: ")
 

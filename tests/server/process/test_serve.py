@@ -118,6 +118,35 @@ def test_streamed_and_whole_answers_are_one(client: openai.OpenAI, temperature: 
         assert len({texts[0], texts[1], texts[2]}) > 1
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_tool_that_has_to_be_called_is(client: openai.OpenAI, stream: bool) -> None:
+    """The demo model was taught no tools: the grammar alone makes it call them."""
+    pytest.importorskip("llguidance")
+    count = {"type": "object", "properties": {"apples": {"type": "integer", "minimum": 0, "maximum": 999}}}
+    count |= {"required": ["apples"], "additionalProperties": False}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": count, "strict": True}}
+        for name in ("buy", "sell")
+    ]
+    asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "tools": tools, "n": 4}
+    asked |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200, "seed": 3}
+    calls = dict.fromkeys(range(4), "")
+    ends: dict[int, str | None] = {}
+    if stream:
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            for choice in chunk.choices:
+                for part in choice.delta.tool_calls or []:
+                    calls[choice.index] += part.function.arguments
+                ends[choice.index] = choice.finish_reason
+    else:
+        for choice in client.chat.completions.create(**asked).choices:
+            (call,) = choice.message.tool_calls
+            assert call.function.name in ("buy", "sell") and choice.message.content is None
+            calls[choice.index], ends[choice.index] = call.function.arguments, choice.finish_reason
+    assert ends == dict.fromkeys(range(4), "tool_calls")
+    assert all(0 <= json.loads(arguments)["apples"] <= 999 for arguments in calls.values())
+
+
 def test_a_stop_string_is_named_and_may_stay(client: openai.OpenAI) -> None:
     asked = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 60, "stop": ["####"]}
     cut = client.completions.create(**asked).choices[0]

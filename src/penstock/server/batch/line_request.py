@@ -20,7 +20,7 @@ from penstock.server.online.active_call import ActiveCall
 from penstock.server.online.app_state import AppState
 from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
 from penstock.server.online.handlers import buffer_answer
-from penstock.server.openai.answers import BaseAnswer, answer_to
+from penstock.server.openai.answers import BaseAnswer
 from penstock.server.openai.batch_line import BatchLine, LineError
 from penstock.server.openai.http_errors import (
     ShuttingDownError,
@@ -32,6 +32,7 @@ from penstock.server.openai.http_errors import (
     too_late,
 )
 from penstock.server.openai.prompt_ids import PromptTools
+from penstock.server.openai.read_answers import answer_to
 from penstock.server.openai.translate import Call, make_call
 from penstock.text.sandbox_process import Job, Reply
 
@@ -123,7 +124,7 @@ class LinePreparer:
         self._threads = ThreadPoolExecutor(1, "penstock-batch")  # the end waits for none, as service's
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         client, turn = service.client, service.limits.turn_ids
-        self._tools = PromptTools(client.facts, client.tokenizer, self._in_sandbox, self._aside, turn)
+        self._tools = PromptTools(client.facts, client.tokenizer, self._in_sandbox, self._aside, turn, service.parsers)
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
 
     async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineOutcome:

@@ -21,6 +21,7 @@ from penstock.server.online.metrics import Metrics
 from penstock.server.online.request_limits import QUEUED_A_ROW, QUEUED_TOKENS, RequestLimits
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.logprobs_json import TokenSpellings
+from penstock.text.answers.reader import AnswerParsers
 from penstock.text.sandbox import SandboxPool
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
 @dataclass(slots=True, kw_only=True)
 class AppState:
     """What every route is handed. `closing` is set, by `close`, when running requests have to end. `servers`: how many
-    processes share the engine; `keys`: the API keys that share it, and its limits."""
+    processes share the engine; `keys`: the API keys that share it, and its limits;
+    `parsers`: what chats' answers are read with."""
 
     client: EngineClient
     model: str
@@ -43,6 +45,7 @@ class AppState:
     created: int = field(default_factory=lambda: int(time.time()))
     servers: int = 1
     keys: Sequence[Key] = ()
+    parsers: AnswerParsers = field(default_factory=AnswerParsers)
     request_limits: RequestLimits = field(init=False)
     body_timeouts: BodyTimeouts = field(default_factory=BodyTimeouts, init=False)
     intake: Intake = field(init=False)

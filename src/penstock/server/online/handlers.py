@@ -18,7 +18,7 @@ from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
 from penstock.server.online.buffered import JSON, BufferedResponse, ResponseBudget
 from penstock.server.online.request_limits import Ticket
-from penstock.server.openai.answers import DONE, BaseAnswer, answer_to
+from penstock.server.openai.answers import DONE, BaseAnswer
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion
 from penstock.server.openai.http_errors import (
     FAILED,
@@ -30,6 +30,7 @@ from penstock.server.openai.http_errors import (
 )
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.prompt_ids import PromptTools
+from penstock.server.openai.read_answers import answer_to
 from penstock.server.openai.translate import Call, make_call, size_of
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ async def _post(
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = _Work(state, request, ticket, state.deadline(form.timeout))
             client, turn = state.client, state.limits.turn_ids
-            tools = PromptTools(client.facts, client.tokenizer, work.in_sandbox, work.in_thread, turn)
+            tools = PromptTools(client.facts, client.tokenizer, work.in_sandbox, work.in_thread, turn, state.parsers)
             call = await make_call(form, tools)
             del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
             call.tenant = NO_TENANT if key is None else key.number

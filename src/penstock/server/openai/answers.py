@@ -97,7 +97,12 @@ class BaseAnswer:
         pieces = [b',"logprobs":', b"null"]
         if self._call.logprobs is not None:
             pieces[1] = self._logprobs(choice, prompt, delta, positions, first=first)
-        pieces += (b',"finish_reason":', _encode(self._finish(delta)), b',"stop_reason":', _encode(delta.stop_reason))
+        pieces += (
+            b',"finish_reason":',
+            _encode(self._finish(choice, delta)),
+            b',"stop_reason":',
+            _encode(delta.stop_reason),
+        )
         if self._call.return_token_ids:
             pieces += (b',"token_ids":', _encode(self._ids(delta)))
         return pieces
@@ -116,20 +121,24 @@ class BaseAnswer:
         first = choice not in self._begun
         plain = delta.finish_reason is None and self._call.logprobs is None and not self._call.return_token_ids
         tail = self._counted(choice, delta) if self._call.continuous_usage else self._tail
+        shown = self._shown(choice, delta, first=first, needed=first or not plain)
         if plain and not first:
-            if not delta.text:
-                return b""
-            shown = self._event_text(delta.text, first=False)
-            return b"".join((self._head, b"%d" % choice, shown, _GOING_ON, tail))
+            return b"".join((self._head, b"%d" % choice, shown, _GOING_ON, tail)) if shown else b""
         self._begun.add(choice)
         prompt = self._call.prompts[choice // self._call.sampling.n]
-        text = self._first_text(choice, prompt, delta) if first else self._text(delta)
-        pieces = [self._head, b"%d" % choice, self._event_text(text, first=first)]
+        pieces = [self._head, b"%d" % choice, shown]
         pieces += self._ending(choice, prompt, delta, positions, first=first)
         if self._call.return_token_ids and first:
             pieces += (b',"prompt_token_ids":', _encode(prompt.ids))
         pieces.append(tail)
         return b"".join(pieces)
+
+    def _shown(self, choice: int, delta: Delta, *, first: bool, needed: bool) -> bytes:
+        """What an event says of the text; empty where that is nothing, unless it is needed."""
+        if not needed:
+            return self._event_text(delta.text, first=False) if delta.text else b""
+        prompt = self._call.prompts[choice // self._call.sampling.n]
+        return self._event_text(self._first_text(choice, prompt, delta) if first else self._text(delta), first=first)
 
     def _counted(self, choice: int, delta: Delta) -> bytes:
         """An event's end with what the choice has had so far, this delta included, as vLLM counts it."""
@@ -154,7 +163,7 @@ class BaseAnswer:
     def _ids(self, delta: Delta) -> list[int]:
         return [] if self._call.only_prompt else delta.token_ids
 
-    def _finish(self, delta: Delta) -> str | None:
+    def _finish(self, choice: int, delta: Delta) -> str | None:
         return "length" if self._call.only_prompt and delta.finish_reason else delta.finish_reason
 
 
@@ -223,10 +232,3 @@ class ChatAnswer(BaseAnswer):
 
     def _logprobs(self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
         return chat_logprobs(delta.token_ids, delta.logprobs or [], self._spell, self._call.logprobs or 0)
-
-
-async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAnswer:
-    """Returns the answer of the call's route, once the tables that it writes with are there."""
-    if call.logprobs is not None:
-        await spellings.of(as_ids=call.tokens_as_ids).prepare(chat=call.chat)
-    return (ChatAnswer if call.chat else CompletionAnswer)(call, model, spellings)

@@ -15,12 +15,13 @@ from penstock.request import MAX_LOGPROBS
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
+from penstock.server.openai.tool_forms import Json, NamedTool, ToolCall, ToolChoice, ToolForm
 from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, sift
+from penstock.text.answers.tool import Tool, check_tools
 from penstock.text.chat import OPTIONS, check_options
 
 # What msgpack carries, and str() writes: an integer of 5,000 digits ends here.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Json = dict[str, Any]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -119,6 +120,7 @@ class CompletionForm(BaseForm, kw_only=True):
     best_of: Int | None = None
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
 
@@ -131,16 +133,33 @@ class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message of a chat."""
+    """One message of a chat. An assistant's may have tool calls in place of content; a tool's says which it answers."""
 
     role: Role
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     @property
     def text(self) -> str:
         """Parts are joined by line ends, as vLLM does for templates that take text."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+    @property
+    def thought(self) -> str | None:
+        """Reasoning, by either name."""
+        return self.reasoning_content if self.reasoning is None else self.reasoning
+
+    @property
+    def size(self) -> int:
+        """Characters."""
+        calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
+        return len(self.text) + calls + len(self.thought or "")
 
 
 class ChatForm(BaseForm, kw_only=True):
@@ -153,6 +172,24 @@ class ChatForm(BaseForm, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: Json | None = None
+    tools: list[ToolForm] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    reasoning_effort: Effort | None = None
+
+    @property
+    def called_tools(self) -> list[Tool]:
+        """The tools that an answer may call: all, the one that is named, or none."""
+        choice = self.tool_choice
+        if choice == "none":
+            return []
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        return [form.tool for form in self.tools or () if named in (None, form.function.name)]
+
+    @property
+    def must_call(self) -> bool:
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
 FormT = TypeVar("FormT", bound=BaseForm)
@@ -184,6 +221,8 @@ def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
     raw = sift(read_object(body, limits), ChatForm.__struct_fields__, CHAT)
     _sift_stream_options(raw)
     _sift_forms(raw)
+    if raw.get("tools") == []:
+        del raw["tools"]
     messages = raw.get("messages")
     if not isinstance(messages, list) or not messages:
         raise HttpError("messages must be a list of at least one message", param="messages")
@@ -195,10 +234,20 @@ def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
     if form.top_logprobs and not form.logprobs:
         raise HttpError("top_logprobs needs logprobs: true", param="top_logprobs")
     check_options(**{name: getattr(form, name) for name in OPTIONS})
+    _check_tools(form)
     if None not in (form.max_tokens, form.max_completion_tokens) and form.max_tokens != form.max_completion_tokens:
         message = "max_tokens and max_completion_tokens differ: give one of them"
         raise HttpError(message, param="max_completion_tokens")
     return form
+
+
+def _check_tools(form: ChatForm) -> None:
+    check_tools([each.tool for each in form.tools or ()])
+    choice = form.tool_choice
+    if form.must_call and not form.tools:
+        raise HttpError("tool_choice needs tools: name at least one, or leave it out", param="tool_choice")
+    if isinstance(choice, NamedTool) and not form.called_tools:
+        raise HttpError("tool_choice names a tool that is not among tools", param="tool_choice")
 
 
 def _check_length(messages: list[Any], limits: HttpLimits) -> None:
@@ -262,17 +311,27 @@ def _sift_forms(raw: Json) -> None:
                 kept["json_schema"] = sift(kept["json_schema"], known, {}, f"{name}.json_schema.")
 
 
+_BELONGS = {
+    "tool_calls": "assistant", "reasoning": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool",
+}  # fmt: skip
+
+
 def _message(raw: Any, where: str) -> Any:
     """Names what isn't served in a message; types are the form's to check."""
     if not isinstance(raw, dict):
         return raw
     kept = sift(raw, Message.__struct_fields__, MESSAGE, f"{where}.")
     role = kept.get("role")
+    for name, whose in _BELONGS.items():
+        if role != whose and kept.get(name):
+            message = f"{where}.{name} belongs to a message of the {whose}: leave it out"
+            raise HttpError(message, param=f"{where}.{name}")
     if isinstance(role, str) and role not in ROLES:
         raise HttpError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    if "content" not in kept:
+    if "content" not in kept and not kept.get("tool_calls"):
         raise HttpError(f"{where}.content is missing: text, or a list of text parts", param=f"{where}.content")
-    for at, part in enumerate(kept["content"] if isinstance(kept["content"], list) else ()):
+    content = kept.get("content")
+    for at, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
             name = f"{where}.content[{at}].type"
             message = f"{name} must be text: images, audio and files are not served"

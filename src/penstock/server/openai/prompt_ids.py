@@ -9,10 +9,14 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import msgspec
+
 from penstock.errors import ContextLengthError, TokenizerError, UsageError, too_long
-from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm
+from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, Message
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL
+from penstock.server.openai.tool_forms import Json
+from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
 A_TEXT = 64  # characters that a text costs as much as, however short it is
+ENDING = 64  # characters of a rendered chat that say how its answer begins
 A_JOB = 262_144  # characters of several texts that are sent to the sandbox at once; others come in between
 
 Result = TypeVar("Result")
@@ -35,21 +40,24 @@ class Aside(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptTools:
-    """What bodies are made into calls with. turn_ids: token ids that are looked at in one turn of the loop."""
+    """What bodies are made into calls with. turn_ids: token ids that are looked at in one turn of the loop. parsers:
+    what chats' answers are read with."""
 
     facts: EngineFacts
     tokenizer: Tokenizer | None
     sandboxed: Sandboxed
     aside: Aside
     turn_ids: int = USUAL.turn_ids
+    parsers: AnswerParsers = NO_PARSERS
 
 
 @dataclass(slots=True)
 class TokenizedPrompt:
-    """`text` is what was sent, where it was text and none of it was cut off."""
+    """`text` is what was sent, where it was text and none of it was cut off. ending: the last of what a chat became."""
 
     ids: list[int]
     text: str | None = None
+    ending: str = ""
 
 
 async def completion_prompts(form: CompletionForm, tools: PromptTools) -> list[TokenizedPrompt]:
@@ -152,19 +160,36 @@ async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
     """The messages, rendered by the model's template. Raises HttpError, ContextLengthError."""
     if tools.tokenizer is None:
         raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
-    _check_characters(sum(len(message.text) for message in form.messages), form, tools.facts, tools.tokenizer)
+    _check_characters(sum(message.size for message in form.messages), form, tools.facts, tools.tokenizer)
     job = ChatJob(
         messages=plain_messages(form),
         add_generation_prompt=form.add_generation_prompt,
         continue_final_message=form.continue_final_message,
-        template_kwargs=form.chat_template_kwargs,
+        template_kwargs=_template_kwargs(form, tools.tokenizer),
+        tools=[each.tool.told() for each in form.tools] if form.tools else None,
         add_special_tokens=bool(form.add_special_tokens),
         keep=_kept(form),
     )
     (done,) = await _done([job], form, tools)
     if not done.ids[0]:
         raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
-    return _cut(TokenizedPrompt(done.ids[0]), form)
+    prompt = _cut(TokenizedPrompt(done.ids[0]), form)
+    prompt.ending = form.messages[-1].text if form.continue_final_message else done.text[-ENDING:]
+    return prompt
+
+
+def _template_kwargs(form: ChatForm, tokenizer: Tokenizer) -> Json | None:
+    """The template's further variables, with how much is to be thought. Raises HttpError where it reads no such."""
+    effort, given = form.reasoning_effort, form.chat_template_kwargs
+    if effort is None:
+        return given
+    template = tokenizer.chat_templates.get("default", "")
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": effort, **(given or {})}
+    if effort == "none" and "enable_thinking" in template:
+        return {"enable_thinking": False, **(given or {})}
+    message = "reasoning_effort with this value is not read by the model's chat template: leave it out"
+    raise HttpError(message, param="reasoning_effort", code="unsupported_parameter")
 
 
 def _check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: Tokenizer) -> None:
@@ -198,7 +223,19 @@ def check_id(token: int, vocab_size: int, param: str) -> None:
         raise HttpError(message, param=param)
 
 
-def plain_messages(form: ChatForm) -> list[dict[str, str]]:
-    """Returns a chat's messages as a template gets them."""
-    named = [({} if message.name is None else {"name": message.name}, message) for message in form.messages]
-    return [{"role": message.role, "content": message.text, **name} for name, message in named]
+def plain_messages(form: ChatForm) -> list[Json]:
+    """Returns a chat's messages as a template gets them, but for arguments of calls, which are still text."""
+    return [_plain(message) for message in form.messages]
+
+
+def _plain(message: Message) -> Json:
+    told: Json = {"role": message.role, "content": None if message.content is None else message.text}
+    thought = message.thought
+    beside = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning": thought}
+    told |= {name: value for name, value in {**beside, "reasoning_content": thought}.items() if value is not None}
+    if message.tool_calls:
+        told["tool_calls"] = [
+            {"id": call.id, "type": call.type, "function": msgspec.to_builtins(call.function)}
+            for call in message.tool_calls
+        ]
+    return told

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams, StructuredOutputsParams
+from penstock.server.openai.answer_reading import AnswerReading, MakeReader, check_auto
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, StreamOptions, prompts_in
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import (
@@ -32,6 +35,7 @@ MAX_CHOICES = 65_536  # prompts x n of one body
 LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
 MAX_STOP_TOKENS = 1_024  # stop_token_ids
 MAX_SALT_LENGTH = 1_024  # characters
+_OUR_LARK = re.compile(r"at \d+\(\d+\): (?=failed to compile JSON)| \d+ \| .*%json .*| \d+ \| \.\.\..*", re.DOTALL)
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
 _SAMPLING = [
@@ -76,6 +80,8 @@ class Call:
     timeout: float | None = None  # seconds from the body to the answer's end
     tenant: int = 0  # whose it is, for the engine's line
     salt: int = 0  # whose cached blocks it shares
+    reader: MakeReader | None = None  # of each answer; None: its text is all content
+    include_reasoning: bool = True
 
     @property
     def choices(self) -> int:
@@ -104,7 +110,7 @@ def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
 def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
     n = form.n if form.n is not None and 1 <= form.n <= MAX_SAMPLES else 1
     if isinstance(form, ChatForm):
-        return n, sum(1 + len(message.text) // 4 for message in form.messages)
+        return n, sum(1 + message.size // 4 for message in form.messages) + _tools_size(form) // 4
     prompt = form.prompt
     if isinstance(prompt, str):
         return n, 1 + len(prompt) // 4
@@ -116,12 +122,21 @@ def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
     return min(n * len(prompt), MAX_CHOICES), 1 + sum(sizes)
 
 
+def _tools_size(form: ChatForm) -> int:
+    """Characters of its tools, about."""
+    return len(msgspec.json.encode(form.tools)) if form.tools else 0
+
+
 async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call:
     """Raises UsageError."""
     only_prompt, text = False, tools.tokenizer is not None
+    reader = None
     if isinstance(form, ChatForm):
+        check_auto(form, tools.parsers)
         given = _chat_sampling(form, tools.facts)
         prompts = [await chat_prompt(form, tools)]
+        reading = AnswerReading(form, prompts[0], tools)
+        given, reader = reading.held(given), reading.reader
     else:
         only_prompt = form.echo and form.max_tokens == 0
         if form.echo and not text:
@@ -133,9 +148,13 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call
         prompts = await completion_prompts(form, tools)
     await _make_stops(given, tools)
     await _check_words(given, tools)
-    await _check_form(given, tools)
+    of_tools = isinstance(form, ChatForm) and form.response_format is None and form.structured_outputs is None
+    await _check_form(given, tools, "tools" if of_tools else "structured_outputs")
     call = _call(form, given, prompts, tools.facts)
     call.only_prompt = only_prompt
+    call.reader = reader
+    if isinstance(form, ChatForm):
+        call.include_reasoning = form.include_reasoning
     return call
 
 
@@ -248,9 +267,9 @@ def _structured(form: BaseForm) -> StructuredOutputsParams | None:
     )
 
 
-async def _check_form(sampling: SamplingParams, tools: PromptTools) -> None:
+async def _check_form(sampling: SamplingParams, tools: PromptTools, param: str) -> None:
     """Raises HttpError for a form that cannot be served, in the words of who compiles it; in the sandbox, whose limits
-    it may pass."""
+    it may pass. param: where it came from."""
     if sampling.structured_outputs is None:
         return
     if tools.tokenizer is None:
@@ -262,9 +281,10 @@ async def _check_form(sampling: SamplingParams, tools: PromptTools) -> None:
         raise
     except UsageError as error:
         if error.param == "prompt":  # it passed the sandbox's limits
-            message = "structured_outputs take too much time or memory to compile: make them simpler"
-            raise HttpError(message, param="structured_outputs") from error
-        raise HttpError(error.rule, param="structured_outputs") from error
+            raise HttpError(
+                f"{param} take too much time or memory to compile: make them simpler", param=param
+            ) from error
+        raise HttpError(_OUR_LARK.sub("", error.rule.replace("structured_outputs", param, 1)), param=param) from error
 
 
 def _call(

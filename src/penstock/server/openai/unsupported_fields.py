@@ -13,11 +13,10 @@ from penstock.vllm_arguments import SAMPLING, Argument, named
 
 LONGEST_NAME = 80  # characters of a field's name that an error repeats
 _TAG = "a tag for OpenAI's own records; it changes no token"
-_TOOLS = "tools are not served: put their description in a message, and read the answer's text"
+_FUNCTIONS = "OpenAI's older name: say tools and tool_choice"
 _ONE = "llguidance makes all masks; structured_outputs has whitespace_pattern"
 _LEAVE = "not served: leave it out"
 _TEXT_ALONE = "only text is served"
-_IN_TEXT = "reasoning is not parsed apart; put it in content as the model's template wants it"
 _AS_SAMPLING = (
     "use_beam_search", "early_stopping", "length_penalty",
     "spaces_between_special_tokens", "thinking_token_budget",
@@ -66,15 +65,12 @@ CHAT: dict[str, Argument] = {
     **BOTH,
     **named("prompt", (), "a prompt goes to /v1/completions; here give messages"),
     **named("best_of", (), "not served in chat: ask for n samples"),
-    **named("tools functions", ([],), _TOOLS),
-    **named("tool_choice function_call", ("none", "auto"), _TOOLS),
-    **named("parallel_tool_calls", bool, "says how tools are called; without tools it changes nothing"),
+    **named("functions", ([],), _FUNCTIONS),
+    **named("function_call", ("none", "auto"), _FUNCTIONS),
     **named("modalities", (["text"],), _TEXT_ALONE),
     **named("audio", (), _TEXT_ALONE),
     **named("moderation", (), "no moderation is run; run it on your side"),
     **named("prediction", (), "predicted outputs are not served; leave it out"),
-    **named("reasoning_effort", (), "use chat_template_kwargs where the model's template has a switch"),
-    **named("include_reasoning", (True,), "reasoning is not parsed apart; it is in the answer's text"),
     **named("verbosity", ("medium",), "say it in a message"),
     **named("web_search_options", (), "nothing is fetched from the web"),  # {} asks for a search
     **named("documents", ([],), "put them in a message"),
@@ -85,11 +81,9 @@ CHAT: dict[str, Argument] = {
 
 MESSAGE: dict[str, Argument] = {
     **named("refusal", ("",), "refusals are not served; put the text in content"),
-    **named("tool_calls", ([],), _TOOLS),
-    **named("tool_call_id function_call", (), _TOOLS),
+    **named("function_call", (), _FUNCTIONS),
     **named("audio", (), _TEXT_ALONE),
     **named("annotations", ([],), "notes on the web are not served; leave them out"),
-    **named("reasoning reasoning_content", ("",), _IN_TEXT),
 }
 
 STREAM_OPTIONS = named("include_obfuscation", (False,), "events are not padded; leave it out")

@@ -22,6 +22,7 @@ from penstock.server.online.auth import OPEN_PATHS, AccessPolicy
 from penstock.server.online.buffered import JSON
 from penstock.server.openai import unsupported_fields
 from penstock.server.openai.forms import ChatForm, CompletionForm
+from penstock.server.openai.read_answers import TOOL_CALLS
 from penstock.server.openai.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
 from penstock.vllm_arguments import Argument
 
@@ -171,7 +172,7 @@ def _list(item: str, **more: Json) -> Json:
 
 
 _PAGE: dict[str, Json] = {"first_id": _or_null(_TEXT), "last_id": _or_null(_TEXT), "has_more": _FLAG}
-_FINISH = {"enum": [*FINISH_REASONS, None]}
+_FINISH = {"enum": [*FINISH_REASONS, TOOL_CALLS, None]}
 _USAGE = _object(
     prompt_tokens=_WHOLE,
     completion_tokens=_WHOLE,
@@ -197,7 +198,7 @@ ANSWERS: dict[str, Json] = {
     ),
     "Completion": _answer("text_completion", text=_TEXT),
     "ChatCompletion": _answer(
-        "chat.completion", message=_object(role={"const": "assistant"}, content=_TEXT, refusal=_NULL)
+        "chat.completion", message=_object(role={"const": "assistant"}, content=_or_null(_TEXT), refusal=_NULL)
     ),
     "Model": _object(id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, max_model_len=_WHOLE),
     "Models": _list("Model"),

@@ -27,6 +27,7 @@ from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.port import bind
 from penstock.server.process.shutdown import fast_exit, signals, unless_stopped
 from penstock.server.process.site import Site, line, serve_engine
+from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 
 if TYPE_CHECKING:
     from penstock.engine.replica_set import EngineClient
@@ -43,6 +44,7 @@ def serve(
     allow_no_key: bool = False,
     allowed_hosts: Sequence[str] = (),
     limits: HttpLimits | None = None,
+    parsers: AnswerParsers | None = None,
     api_server_count: int = 1,
     state_dir: Path | str | None = None,
     access_log: str | None = None,
@@ -56,6 +58,7 @@ def serve(
     process; benchmarks bring one that computes nothing. Keys and `allowed_hosts` are told in api_keys.py and auth.py;
     PENSTOCK_API_KEY counts where no key is given. `state_dir` is where files and batches live; without one they are not
     served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
+    parsers: what chats' answers are read with.
     own_process: this process ends when the server does, and then waits for no thread that still tokenises. Lines that
     standard output or error doesn't take are lost from here on, and end nothing.
 
@@ -67,11 +70,13 @@ def serve(
         raise UsageError("served_model_name is empty: give the name that clients ask for", param="served_model_name")
     limits = limits or HttpLimits()
     limits.check()
+    parsers = parsers or NO_PARSERS
+    parsers.check()
     keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
     access = AccessPolicy(keys=keys, hosts=check_hosts(allowed_hosts))
     check_public(host, access, allow_no_key=allow_no_key)
     with open_log(access_log):
-        site = Site(served_model_name or config.model.model, access, limits, access_log)
+        site = Site(served_model_name or config.model.model, access, limits, access_log, parsers)
     if state_dir is not None and api_server_count > 1:
         message = "files and batches are kept by one server process: leave --state-dir or --api-server-count out"
         raise UsageError(message, param="state_dir")

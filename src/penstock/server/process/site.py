@@ -29,6 +29,7 @@ from penstock.server.process.app import build_app
 from penstock.server.process.http_protocol import http_protocol
 from penstock.server.process.port import port_error, url_of
 from penstock.server.process.shutdown import StopSignals
+from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 
 if TYPE_CHECKING:
     from penstock.engine.replica_set import EngineClient
@@ -47,6 +48,7 @@ class Site:
     access: AccessPolicy
     limits: HttpLimits
     access_log: str | None = None
+    parsers: AnswerParsers = NO_PARSERS
 
 
 async def serve_engine(
@@ -62,8 +64,9 @@ async def serve_engine(
     metrics = Metrics(client, site.name, board)
     servers = 1 if board is None else board.servers
     service = AppState(
-        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.access.keys
-    )
+        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.access.keys,
+        parsers=site.parsers,
+    )  # fmt: skip
     manager = None if state is None else BatchManager(service, state)
     if board is None or board.first:
         tell_unserved(Path(client.facts.folder), sys.stderr)

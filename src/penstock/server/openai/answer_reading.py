@@ -1,0 +1,97 @@
+"""How a chat's answers are read, and held: which calls they may make, which they must, where a model's reasoning ends.
+It knows forms and text.answers; no tokens, no answer's JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from penstock.errors import UsageError
+from penstock.request import SamplingParams, StructuredOutputsParams
+from penstock.server.openai.forms import ChatForm
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt
+from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, CallFormat, around, format_of
+from penstock.text.answers.reasoning import CLOSE, OPEN, Thinking, thinking_behind
+from penstock.text.answers.tool import Tool
+
+MakeReader = Callable[[], AnswerReader]  # one for each answer
+
+
+def check_auto(form: ChatForm, parsers: AnswerParsers) -> None:
+    """Raises HttpError where the model is to decide whether it calls a tool, and the server wasn't started for that."""
+    if form.called_tools and not form.must_call and not parsers.enable_auto_tool_choice:
+        message = (
+            "tool_choice auto needs a server started with --enable-auto-tool-choice and --tool-call-parser: "
+            "say required, a tool's name, or none"
+        )
+        raise HttpError(message, param="tool_choice")
+
+
+class AnswerReading:
+    """What one chat asks for, once its prompt is there."""
+
+    def __init__(self, form: ChatForm, prompt: TokenizedPrompt, tools: PromptTools) -> None:
+        assert tools.tokenizer is not None, "chats have text"
+        self._form, self._tokenizer = form, tools.tokenizer
+        self._called = form.called_tools
+        self._parallel = form.parallel_tool_calls and not (form.must_call and form.tool_choice != "required")
+        named = tools.parsers.tool_call_parser or format_of(tools.tokenizer.chat_templates.get("default", ""))
+        self._format: CallFormat | None = FORMATS[named] if self._called else None
+        self._thinking: Thinking | None = None
+        if (parser := tools.parsers.reasoning_parser) is not None:
+            inside = form.continue_final_message
+            self._thinking = thinking_behind(prompt.ending, parser, inside_answer=inside)
+
+    @property
+    def reader(self) -> MakeReader | None:
+        """What makes the reader of each answer; None where its text is all content."""
+        if self._format is None and self._thinking is None:
+            return None
+        thinking = self._thinking or "closed"
+        return partial(_make_reader, self._format, self._called, thinking, self._parallel)
+
+    def held(self, sampling: SamplingParams) -> SamplingParams:
+        """Returns the sampling that holds answers to what they must be, and shows what readers look for. Raises
+        HttpError."""
+        form = sampling.structured_outputs
+        calls = self._calls_text(form)
+        if calls is not None:
+            try:
+                if form is None or self._form.must_call:  # an answer that calls a tool has no content to hold
+                    made = StructuredOutputsParams(around=calls)
+                else:
+                    made = replace(form, around=calls)
+                sampling = replace(sampling, structured_outputs=made)
+            except UsageError as error:
+                param = "tools" if form is None else "structured_outputs"
+                raise HttpError(error.rule.replace("structured_outputs", param, 1), param=param) from error
+        if self.reader is not None and not self._tokenizer.special_texts.isdisjoint(self._marks()):
+            sampling = replace(sampling, skip_special_tokens=False)
+        return sampling
+
+    def _calls_text(self, form: StructuredOutputsParams | None) -> str | None:
+        """The grammar around a form; None where the form, or nothing, is all that holds the answer."""
+        must, thinking = self._form.must_call, self._thinking or "closed"
+        strict = any(tool.strict for tool in self._called)
+        behind_thought = form is not None and thinking != "closed"
+        if not (must or (self._called and (strict or form is not None)) or behind_thought):
+            return None
+        return around(
+            thinking,
+            form=form is not None,
+            calls=self._format,
+            tools=self._called,
+            parallel=self._parallel,
+            must_call=must,
+        )
+
+    def _marks(self) -> set[str]:
+        thoughts = set() if self._thinking is None else {OPEN, CLOSE}
+        return thoughts if self._format is None else thoughts | set(self._format.marks)
+
+
+def _make_reader(calls: CallFormat | None, tools: list[Tool], thinking: Thinking, parallel: bool) -> AnswerReader:
+    return AnswerReader(None if calls is None else calls.parser(tools), thinking, parallel=parallel)

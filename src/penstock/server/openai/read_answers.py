@@ -1,0 +1,92 @@
+"""Answers of chats whose text is read: reasoning and tool calls told apart from content, in one body or event by event.
+It knows pieces and OpenAI's JSON; how they are found is text.answers'.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.request import Delta
+from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAnswer
+from penstock.server.openai.logprobs_json import TokenSpellings
+from penstock.text.answers.pieces import AnswerPiece
+from penstock.text.answers.reader import AnswerReader
+
+if TYPE_CHECKING:
+    from penstock.server.openai.prompt_ids import TokenizedPrompt
+    from penstock.server.openai.translate import Call
+
+TOOL_CALLS = "tool_calls"  # the finish_reason of an answer that called one
+_encode = msgspec.json.Encoder().encode
+
+
+def new_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class ReadChatAnswer(ChatAnswer):
+    """The answer of /v1/chat/completions where a parser reads it. Reasoning goes by vLLM's name of today and by its
+    older one."""
+
+    def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
+        super().__init__(call, model, spellings)
+        self._readers: dict[int, AnswerReader] = {}  # of choices that have begun
+
+    def _read(self, choice: int, delta: Delta) -> list[AnswerPiece]:
+        assert self._call.reader is not None, "who picked this answer has looked"
+        reader = self._readers.get(choice)
+        if reader is None:
+            reader = self._readers[choice] = self._call.reader()
+        pieces = reader.feed(delta.text)
+        if delta.finish_reason is not None:
+            pieces += reader.end()
+        return [piece for piece in pieces if piece.kind != "reasoning" or self._call.include_reasoning]
+
+    def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
+        told = told_of(self._read(choice, delta), whole=True)
+        beside = bool(told)
+        message = {"role": "assistant", "content": None if beside else "", "refusal": None, **told}
+        return b',"message":' + _encode(message)
+
+    def _shown(self, choice: int, delta: Delta, *, first: bool, needed: bool) -> bytes:
+        told = told_of(self._read(choice, delta), whole=False)
+        if not told and not needed:
+            return b""
+        begin = {"role": "assistant", "content": ""} if first else {}
+        return b',"delta":' + _encode({**begin, **told})
+
+    def _finish(self, choice: int, delta: Delta) -> str | None:
+        reader = self._readers.get(choice)
+        called = reader is not None and reader.called
+        return TOOL_CALLS if called and delta.finish_reason == "stop" else delta.finish_reason
+
+
+def told_of(pieces: Sequence[AnswerPiece], *, whole: bool) -> dict[str, Any]:
+    """Returns what a message, or a delta, says of these pieces; nothing of what there is none of."""
+    told: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if piece.kind == "content":
+            told["content"] = told.get("content", "") + piece.text
+        elif piece.kind == "reasoning":
+            told["reasoning"] = told["reasoning_content"] = told.get("reasoning", "") + piece.text
+        elif piece.kind == "name":
+            begun = {"id": new_call_id(), "type": "function", "function": {"name": piece.text, "arguments": ""}}
+            calls[piece.call] = begun if whole else {"index": piece.call, **begun}
+        else:
+            call = calls.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
+            call["function"]["arguments"] += piece.text
+    return {**told, "tool_calls": list(calls.values())} if calls else told
+
+
+async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAnswer:
+    """Returns the answer of the call's route, once the tables that it writes with are there."""
+    if call.logprobs is not None:
+        await spellings.of(as_ids=call.tokens_as_ids).prepare(chat=call.chat)
+    if not call.chat:
+        return CompletionAnswer(call, model, spellings)
+    return (ChatAnswer if call.reader is None else ReadChatAnswer)(call, model, spellings)

@@ -1,0 +1,92 @@
+"""Tool calls as Llama 3.1 and later write them: the answer is one object, or several behind each other.
+
+    {"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": ...}
+
+`<|python_tag|>` may stand before it. An answer in JSON begins likewise: only the name of a tool makes it a call. It
+knows this format alone. Source: the model card's prompt format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from penstock.text.answers.call_object import CallObject
+from penstock.text.answers.pieces import AnswerPiece, ContentBuffer
+from penstock.text.answers.tool import Tool, lark_text, schema_rule
+
+TAG = "<|python_tag|>"
+_BETWEEN = " \t\r\n;,"
+
+
+class Llama3JsonParser:
+    """Finds the calls of one answer: those that it begins with. Behind them all is content."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._names = frozenset(tool.name for tool in tools)
+        self._content = ContentBuffer()
+        self._text = ""  # not looked at yet, in front of an object
+        self._calls = 0
+        self._object: CallObject | None = None
+        self._plain = False  # the rest is content
+
+    def feed(self, text: str) -> list[AnswerPiece]:
+        """Returns the pieces that this text brings."""
+        found: list[AnswerPiece] = []
+        self._text += text
+        while self._text and self._turn(found):
+            pass
+        return found
+
+    def end(self) -> list[AnswerPiece]:
+        """Returns what was held back."""
+        if self._object is not None and self._object.named:
+            return self._object.end()
+        held = self._text if self._object is None else self._text + self._object.raw
+        return self._content.put(held) + self._content.end(behind_call=self._calls > 0)
+
+    def _turn(self, found: list[AnswerPiece]) -> bool:
+        """Takes one step through the text. Returns whether there may be another before more of it comes."""
+        if self._plain:
+            text, self._text = self._text, ""
+            found += self._content.put(text)
+            return False
+        if self._object is not None:
+            return self._in_call(self._object, found)
+        text = self._text.lstrip(_BETWEEN if self._calls else None)
+        if not self._calls and TAG.startswith(text[: len(TAG)]) and len(text) < len(TAG):
+            return False  # it may become the tag, or there is nothing but space so far
+        text = text.removeprefix(TAG).lstrip()
+        if not text:
+            return False
+        self._plain = text[0] != "{"
+        if not self._plain:
+            self._object = CallObject(self._calls, self._names)
+        if self._calls or not self._plain:
+            self._text = text
+        return True
+
+    def _in_call(self, call: CallObject, found: list[AnswerPiece]) -> bool:
+        text, self._text = self._text, ""
+        found += call.feed(text)
+        if call.broken:
+            self._plain, self._object = True, None
+            self._text = call.rest if call.named else call.raw
+        elif call.done:
+            self._object, self._text = None, call.rest
+            self._calls += 1
+        return not (call.broken or call.done) or bool(self._text)
+
+
+def calls(tools: Sequence[Tool], *, parallel: bool) -> str:
+    """Returns Lark whose rule `calls` is one call of these tools at least; exactly one, unless parallel."""
+    heads = [lark_text(f'{{"name": {json.dumps(tool.name)}, "parameters": ') for tool in tools]
+    bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
+    rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))
+    more = ' ("; " call)*' if parallel else ""
+    return f'calls: call{more}\ncall: ({bodies}) "}}"\n{rules}\n'
+
+
+def free(tools: Sequence[Tool], *, parallel: bool) -> str:
+    """Returns Lark whose rule `free` is calls of these tools, or a text that begins like none."""
+    return f"free: calls | PLAIN\nPLAIN: /([^{{<\\s](?s:.*))?/\n{calls(tools, parallel=parallel)}"

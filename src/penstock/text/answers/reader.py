@@ -1,0 +1,139 @@
+"""How one answer is read, and held: `AnswerReader` parts its text into reasoning, calls and content; `around` writes
+the grammar that holds it to calls, to a form, or to either. Parsers and formats are told apart here, by vLLM's names.
+
+It knows the parsers; no request of HTTP, no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.errors import UsageError
+from penstock.text.answers import hermes, llama3_json, qwen3_coder, reasoning
+from penstock.text.answers.pieces import AnswerPiece, CallParser
+from penstock.text.answers.tool import Tool
+
+Lark = Callable[..., str]  # (tools, *, parallel) -> rules
+
+
+class CallFormat(NamedTuple):
+    """How a family of models writes calls. calls, free: grammars of calls alone, and of text with calls in it."""
+
+    parser: Callable[[Sequence[Tool]], CallParser]
+    calls: Lark
+    free: Lark
+    marks: tuple[str, ...]
+
+
+FORMATS: dict[str, CallFormat] = {
+    "hermes": CallFormat(hermes.HermesParser, hermes.calls, hermes.free, (hermes.BEGIN, hermes.END)),
+    "llama3_json": CallFormat(
+        llama3_json.Llama3JsonParser, llama3_json.calls, llama3_json.free, ()
+    ),  # its tag may be left out
+    "qwen3_coder": CallFormat(
+        qwen3_coder.Qwen3CoderParser, qwen3_coder.calls, qwen3_coder.free, (qwen3_coder.BEGIN, qwen3_coder.END)
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerParsers:
+    """What a server reads answers with: names of FORMATS and reasoning.FORMATS. enable_auto_tool_choice: a request may
+    leave it to the model whether it calls a tool."""
+
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    def check(self) -> None:
+        """Raises UsageError."""
+        known: dict[str, Sequence[str]] = {"tool_call_parser": [*FORMATS], "reasoning_parser": reasoning.FORMATS}
+        for name, formats in known.items():
+            if (given := getattr(self, name)) is not None and given not in formats:
+                raise UsageError(f"{name} must be one of {', '.join(formats)}, not {given!r}", param=name)
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            message = f"enable_auto_tool_choice needs a tool_call_parser: one of {', '.join(FORMATS)}"
+            raise UsageError(message, param="enable_auto_tool_choice")
+
+
+NO_PARSERS = AnswerParsers()
+
+
+def format_of(template: str) -> str:
+    """Returns the format that a chat template writes earlier calls in, where nobody has said one: hermes, where it
+    writes none."""
+    if "<function=" in template:
+        return "qwen3_coder"
+    if "<tool_call>" not in template and ("<|python_tag|>" in template or '"parameters": ' in template):
+        return "llama3_json"
+    return "hermes"
+
+
+class AnswerReader:
+    """One answer's text, as it comes, to pieces. parallel: more than one call is told of; others are dropped."""
+
+    def __init__(
+        self, calls: CallParser | None = None, thinking: reasoning.Thinking = "closed", *, parallel: bool = True
+    ) -> None:
+        self._calls, self._reasoning = calls, reasoning.ReasoningParser(thinking)
+        self._parallel = parallel
+        self.called = 0  # calls that have begun
+
+    def feed(self, text: str) -> list[AnswerPiece]:
+        """Returns the pieces that this text brings, in their order."""
+        return self._read(*self._reasoning.feed(text))
+
+    def end(self) -> list[AnswerPiece]:
+        """Returns what was held back."""
+        found = self._read(*self._reasoning.end())
+        return found + self._kept(self._calls.end() if self._calls is not None else [])
+
+    def _read(self, thought: str, answer: str) -> list[AnswerPiece]:
+        found = [AnswerPiece("reasoning", thought)] if thought else []
+        if answer and self._calls is None:
+            found.append(AnswerPiece("content", answer))
+        elif answer and self._calls is not None:
+            found += self._kept(self._calls.feed(answer))
+        return found
+
+    def _kept(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+        kept = [piece for piece in pieces if self._parallel or piece.call < 1]
+        self.called += sum(piece.kind == "name" for piece in kept)
+        return kept
+
+
+# --- grammars
+
+
+def around(
+    thinking: reasoning.Thinking,
+    *,
+    form: bool = False,
+    calls: CallFormat | None = None,
+    tools: Sequence[Tool] = (),
+    parallel: bool = True,
+    must_call: bool = False,
+) -> str:
+    """Returns the Lark of a whole answer, in which `@form` stands for the form that was asked for.
+
+    A thought is free, wherever the answer may begin with one. form: there is one. calls, tools: what may be called, or,
+    must_call, has to be. With tools and no form, text is free, and so is what a call says where none is strict.
+    """
+    if calls is None or not tools:
+        answer, rules = "@form", ""
+    elif must_call:
+        answer, rules = "calls", calls.calls(tools, parallel=parallel)
+    elif form:
+        answer, rules = "(calls | @form)", calls.calls(tools, parallel=parallel)
+    else:
+        answer, rules = "free", calls.free(tools, parallel=parallel)
+    thought = "thought[lazy]: /(?s:.*)<\\/think>/\nSPACE: /\\s*/\n"
+    starts = {
+        "closed": (answer, ""),
+        "open": (f"thought SPACE {answer}", thought),
+        "may open": (f'("<think>" thought SPACE)? {answer}', thought),
+    }
+    start, thoughts = starts[thinking]
+    return f"start: {start}\n{thoughts}{rules}"

@@ -1,0 +1,86 @@
+"""Reasoning, kept apart: what a model thinks between `<think>` and `</think>` before it answers. Where the prompt ends
+says how the answer begins: templates open the thought themselves, or have it closed already.
+
+    qwen3          the model writes `<think>`, unless the template has
+    deepseek_r1    the model thinks at once, whatever the template has
+
+It knows these marks and texts. Source: the chat templates of these models.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.text.answers.pieces import find_mark
+
+OPEN, CLOSE = "<think>", "</think>"
+FORMATS = ("qwen3", "deepseek_r1")
+Thinking = Literal["open", "may open", "closed"]  # as the answer begins
+
+
+def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> Thinking:
+    """Returns how an answer begins behind this prompt's end. inside_answer: the prompt's end is the answer's own
+    beginning, so that a thought may have been opened further up in it."""
+    if inside_answer and OPEN in prompt:
+        return "closed" if prompt.rfind(CLOSE) > prompt.rfind(OPEN) else "open"
+    ending = prompt.rstrip()
+    if ending.endswith(OPEN):
+        return "open"
+    if ending.endswith(CLOSE):
+        return "closed"
+    return "open" if name == "deepseek_r1" else "may open"
+
+
+class ReasoningParser:
+    """Parts one answer's text into reasoning and what follows. Space beside the marks belongs to neither."""
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._held = ""  # not decided on yet
+        self._at = "answer" if thinking == "closed" else "start"
+        self._open, self._spoken = thinking == "open", False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Returns the reasoning and the answer that this text brings."""
+        if self._at == "answer":
+            return "", text
+        self._held += text
+        if self._at == "start" and not self._begin():
+            return "", ""
+        reasoning = self._think() if self._at == "thought" else ""
+        if self._at == "behind":
+            self._held = self._held.lstrip()
+            self._at = "answer" if self._held else "behind"
+        answer = ""
+        if self._at == "answer":
+            answer, self._held = self._held, ""
+        return reasoning, answer
+
+    def end(self) -> tuple[str, str]:
+        """Returns what was held back."""
+        text, self._held = self._held, ""
+        if self._at == "thought" or (self._at == "start" and self._open):
+            return text.rstrip(), ""
+        return "", "" if self._at == "behind" else text
+
+    def _begin(self) -> bool:
+        """Decides whether a thought begins. Returns whether enough is there to say."""
+        text = self._held.lstrip()
+        if text != OPEN and OPEN.startswith(text):
+            return False
+        if self._open or text.startswith(OPEN):
+            self._held = text.removeprefix(OPEN).lstrip()
+            self._at = "thought"
+        else:
+            self._at = "answer"
+        return True
+
+    def _think(self) -> str:
+        self._held = self._held if self._spoken else self._held.lstrip()
+        at, mark = find_mark(self._held, (CLOSE,))
+        shown = self._held[:at].rstrip()
+        self._spoken = self._spoken or bool(shown)
+        if mark:
+            self._held, self._at = self._held[at + len(mark) :], "behind"
+        else:
+            self._held = self._held[len(shown) :]
+        return shown

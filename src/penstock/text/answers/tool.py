@@ -1,0 +1,79 @@
+"""Tools that a request brings: read and checked, and their arguments' schemas as rules of a grammar. It knows OpenAI's
+form of a tool; no format of calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import UsageError
+
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+NAME_SAID = "1 to 128 of the letters a-z, A-Z, 0-9 and _ . : / -"
+# Between JSON's parts: as models were taught to write calls, or nothing, or a line's end and its indent.
+_WHITESPACE = r"( |\r?\n[ \t]{0,64})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call. parameters: a JSON Schema of an object. strict: of the schema nothing is
+    passed over, and a call has no other arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The arguments' schema; without one there are none."""
+        return {"type": "object", **(self.parameters or {"properties": {}, "additionalProperties": False})}
+
+    def told(self) -> dict[str, Any]:
+        """Returns it as templates read it: OpenAI's form of a chat's tool."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        kept = {key: value for key, value in function.items() if value is not None}
+        return {"type": "function", "function": kept}
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Raises UsageError for names that are none, or are there twice, and for schemas of what is no object."""
+    seen: set[str] = set()
+    for at, tool in enumerate(tools):
+        where = f"tools[{at}].function"
+        if NAME.fullmatch(tool.name) is None:
+            raise _wrong(f"{where}.name must be {NAME_SAID}", f"{where}.name")
+        if tool.name in seen:
+            raise _wrong(f"{where}.name was there before: give each tool its own name", f"{where}.name")
+        seen.add(tool.name)
+        if tool.parameters.get("type", "object") != "object":
+            raise _wrong(f"{where}.parameters must be the schema of an object: type object", f"{where}.parameters")
+
+
+def _wrong(rule: str, param: str) -> UsageError:
+    return UsageError(rule, param=param, rule=rule)
+
+
+def lark_text(text: str) -> str:
+    """Returns a literal of a grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def schema_rule(name: str, tool: Tool) -> str:
+    """Returns the rule of this name: JSON that fits the tool's schema."""
+    return f"{name}: %json {json_text(tool.schema, strict=tool.strict)}"
+
+
+def json_text(schema: dict[str, Any], *, strict: bool) -> str:
+    """Returns a schema as a grammar holds it. Unless strict, what of it isn't known is passed over."""
+    options = {
+        "whitespace_flexible": True,
+        "whitespace_pattern": _WHITESPACE,
+        "lenient": not strict,
+        "coerce_one_of": not strict,
+    }
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)

@@ -1,0 +1,338 @@
+"""Answers' texts: calls and reasoning found the same however the text is cut, and grammars whose every text the parser
+of the same format reads back as a call that fits its schema."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.demo import model_folder
+from penstock.errors import UsageError
+from penstock.request import StructuredOutputsParams
+from penstock.text.answers.pieces import AnswerPiece
+from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, around, format_of
+from penstock.text.answers.reasoning import Thinking, thinking_behind
+from penstock.text.answers.tool import Tool, check_tools
+from penstock.text.tokenizer import Tokenizer
+
+WEATHER = Tool(
+    name="get_weather",
+    strict=True,
+    parameters={
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "enum": ["Paris", 'New\n"York"']},
+            "days": {"type": "integer", "minimum": 0, "maximum": 99},
+            "sure": {"$ref": "#/$defs/flag"},
+            "said": {"type": ["string", "null"], "enum": ["yes", "no"]},
+        },
+        "required": ["city", "sure"],
+        "additionalProperties": False,
+        "$defs": {"flag": {"type": "boolean"}},
+    },
+)
+PING = Tool(name="ping")
+LOOSE = Tool(name="loose", parameters={"type": "object"})
+TOOLS = [WEATHER, PING, LOOSE]
+
+Found = tuple[dict[str, str], list[list[str]]]  # texts by kind; [name, arguments] of each call
+
+
+def joined(pieces: Iterable[AnswerPiece]) -> Found:
+    texts: dict[str, str] = {}
+    calls: list[list[str]] = []
+    for piece in pieces:
+        if piece.kind == "name":
+            assert piece.call == len(calls)
+            calls.append([piece.text, ""])
+        elif piece.kind == "arguments":
+            assert piece.call == len(calls) - 1, "arguments come behind their name"
+            calls[-1][1] += piece.text
+        else:
+            texts[piece.kind] = texts.get(piece.kind, "") + piece.text
+    return texts, calls
+
+
+def read(reader: AnswerReader, text: str, cuts: Sequence[int] = ()) -> Found:
+    ends = [0, *sorted(cuts), len(text)]
+    pieces = [piece for begin, end in pairwise(ends) for piece in reader.feed(text[begin:end])]
+    return joined([*pieces, *reader.end()])
+
+
+HERMES: list[tuple[str, str, list[list[str]]]] = [
+    ("Hello there\n", "Hello there\n", []),
+    (
+        "Sure.\n\n<tool_call>\n"
+        '{"name": "ping", "arguments": {"a": "</tool_call>\\"}", "b": [{"c": "]"}]}}\n</tool_call>'
+        '\n<tool_call>\n{"arguments": {"d": 1}, "name": "loose"}\n</tool_call>\n',
+        "Sure.",
+        [["ping", '{"a": "</tool_call>\\"}", "b": [{"c": "]"}]}'], ["loose", '{"d": 1}']],
+    ),
+    ('<tool_call>{"name": "ping"}}\n</tool_call> done', " done", [["ping", "{}"]]),
+    ('<tool_call>{"name": "ping", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [["ping", '{"a": 1}']]),
+    ('<tool_call>{"name": "ping", "arguments": null}</tool_call>', "", [["ping", "{}"]]),
+    ('<tool_call>{"name": "ping", "id": 12 , "arguments": {}}</tool_call>', "", [["ping", "{}"]]),
+    ("<tool_call>\nping()\n</tool_call> ok", "<tool_call>\nping()\n</tool_call> ok", []),
+    ('<tool_call>\n{"name": 7}\n</tool_call>', '<tool_call>\n{"name": 7}\n</tool_call>', []),
+    ('<tool_call>{"name": "ping", "arguments": {"a": "Par', "", [["ping", '{"a": "Par']]),
+    ('<tool_call>{"name": "ping", "arguments": "{\\"a', "", [["ping", '"{\\"a']]),
+    ('<tool_call>{"name": "pi', '<tool_call>{"name": "pi', []),
+    ("a < b <tool", "a < b <tool", []),
+    ('<tool_call><tool_call>{"name": "ping"}</tool_call>', "<tool_call>", [["ping", "{}"]]),
+    ('<tool_call>{"name": "ping" "x"} junk</tool_call>end', "end", [["ping", ""]]),
+]
+LLAMA: list[tuple[str, str, list[list[str]]]] = [
+    (
+        '{"name": "ping", "parameters": {"a": 1}}; {"name": "loose", "parameters": {}}',
+        "",
+        [["ping", '{"a": 1}'], ["loose", "{}"]],
+    ),
+    ('<|python_tag|>{"type": "function", "name": "ping", "parameters": {}}', "", [["ping", "{}"]]),
+    ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+    ('{"a": {"name": "ping"}} and text', '{"a": {"name": "ping"}} and text', []),
+    ('  Hi {"name": "ping"}', '  Hi {"name": "ping"}', []),
+    ('{"name": "ping"}\nThat was it.', "That was it.", [["ping", "{}"]]),
+    ('{"na', '{"na', []),
+    ("<|pyth", "<|pyth", []),
+    ("", "", []),
+]
+CODER: list[tuple[str, str, list[list[str]]]] = [
+    (
+        "ok\n<tool_call>\n<function=get_weather>\n<parameter=city>\nNew\n\n\"York\"\n</parameter>\n<parameter=days>\n3\n"
+        "</parameter>\n<parameter=sure>\nTrue\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=ping>\n</function>\n</tool_call>",
+        "ok",
+        [["get_weather", '{"city": "New\\n\\n\\"York\\"", "days": 3, "sure": true}'], ["ping", "{}"]],
+    ),
+    ("<function=loose>\n<parameter=x>\n{1}\n</parameter>\n</function>\n</tool_call>", "", [["loose", '{"x": "{1}"}']]),
+    ("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar", "", [["get_weather", '{"city": "Par']]),
+    ("<tool_call>\n<function=get_weather>\n<parameter=days>\n1", "", [["get_weather", '{"days": 1']]),
+    ("<tool_call>\nfoo", "<tool_call>\nfoo", []),
+    ("x <tool_call>\n<fun", "x <tool_call>\n<fun", []),
+    ("<tool_call>\n<function=>\n", "<tool_call><function=>\n", []),
+]  # fmt: skip
+CASES = [(name, *case) for name, found in zip(FORMATS, (HERMES, LLAMA, CODER), strict=True) for case in found]
+
+
+@pytest.mark.parametrize("name, text, content, calls", CASES, ids=lambda value: repr(value)[:40])
+def test_calls_are_found_however_the_text_is_cut(name: str, text: str, content: str, calls: list[list[str]]) -> None:
+    def reader() -> AnswerReader:
+        return AnswerReader(FORMATS[name].parser(TOOLS))
+
+    want = ({"content": content} if content else {}, calls)
+    assert read(reader(), text) == want
+    assert read(reader(), text, range(1, len(text))) == want
+    draw = random.Random(text)
+    for _ in range(20):
+        assert read(reader(), text, sorted(draw.choices(range(len(text) + 1), k=3))) == want
+
+
+def test_one_call_alone() -> None:
+    reader = AnswerReader(FORMATS["hermes"].parser(TOOLS), parallel=False)
+    call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>\n'
+    assert read(reader, "a" + call + call) == ({"content": "a"}, [["ping", "{}"]]) and reader.called == 1
+
+
+THOUGHTS: list[tuple[Thinking, str, dict[str, str]]] = [
+    ("may open", "<think>\nhm <b\n</think>\n\nHello\n", {"reasoning": "hm <b", "content": "Hello\n"}),
+    ("may open", "Hello </think>", {"content": "Hello </think>"}),
+    ("may open", "<thi", {"content": "<thi"}),
+    ("open", "hm\n</think>\n\nHi", {"reasoning": "hm", "content": "Hi"}),
+    ("open", "<think>hm \n", {"reasoning": "hm"}),
+    ("open", "<thi", {"reasoning": "<thi"}),
+    ("open", " </think>\n", {}),
+    ("closed", "<think>x", {"content": "<think>x"}),
+]
+
+
+@pytest.mark.parametrize("thinking, text, want", THOUGHTS)
+def test_reasoning_is_kept_apart(thinking: Thinking, text: str, want: dict[str, str]) -> None:
+    assert read(AnswerReader(None, thinking), text) == (want, [])
+    assert read(AnswerReader(None, thinking), text, range(1, len(text))) == (want, [])
+
+
+def test_reasoning_stands_before_calls() -> None:
+    reader = AnswerReader(FORMATS["hermes"].parser(TOOLS), "open")
+    text = 'a <tool_call> b</think>\n\n<tool_call>{"name": "ping"}</tool_call>'
+    assert read(reader, text, range(1, len(text))) == ({"reasoning": "a <tool_call> b"}, [["ping", "{}"]])
+
+
+@pytest.mark.parametrize(
+    "prompt, name, inside, want",
+    [
+        ("<|im_start|>assistant\n", "qwen3", False, "may open"),
+        ("<|im_start|>assistant\n", "deepseek_r1", False, "open"),
+        ("<|im_start|>assistant\n<think>\n", "qwen3", False, "open"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "deepseek_r1", False, "closed"),
+        ("what is <think>?<|im_end|>\n<|im_start|>assistant\n", "qwen3", False, "may open"),
+        ("<think>so far", "qwen3", True, "open"),
+        ("<think>so</think>far", "qwen3", True, "closed"),
+        ("far", "qwen3", True, "may open"),
+    ],
+)
+def test_where_the_prompt_ends_says_how_the_answer_begins(prompt: str, name: str, inside: bool, want: str) -> None:
+    assert thinking_behind(prompt, name, inside_answer=inside) == want
+
+
+@pytest.mark.parametrize(
+    "template, want",
+    [
+        ("{{ '<tool_call>' }}", "hermes"),
+        ("'<tool_call>\n<function=' + name", "qwen3_coder"),
+        ("<|python_tag|>", "llama3_json"),
+        ("{{ messages }}", "hermes"),
+    ],
+)
+def test_a_template_says_how_calls_are_written(template: str, want: str) -> None:
+    assert format_of(template) == want
+
+
+def test_parsers_are_known_by_name() -> None:
+    AnswerParsers(enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="qwen3").check()
+    with pytest.raises(UsageError, match="tool_call_parser must be one of hermes, llama3_json, qwen3_coder"):
+        AnswerParsers(tool_call_parser="mistral").check()
+    with pytest.raises(UsageError, match="reasoning_parser must be one of qwen3, deepseek_r1"):
+        AnswerParsers(reasoning_parser="r1").check()
+    with pytest.raises(UsageError, match="enable_auto_tool_choice needs a tool_call_parser"):
+        AnswerParsers(enable_auto_tool_choice=True).check()
+
+
+@pytest.mark.parametrize(
+    "tools, says",
+    [
+        ([PING, PING], r"tools\[1\].function.name was there before"),
+        ([Tool(name="a b")], r"tools\[0\].function.name must be 1 to 128"),
+        ([Tool(name="a", parameters={"type": "array"})], "must be the schema of an object"),
+    ],
+)
+def test_tools_are_checked(tools: list[Tool], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        check_tools(tools)
+
+
+# --- grammars: a walk over what each mask allows
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Any:
+    pytest.importorskip("llguidance")
+    from penstock.text.grammar import GrammarCompiler
+
+    tokenizer = Tokenizer.load(model_folder())
+    return GrammarCompiler(tokenizer, [tokenizer.eos_token_id]), tokenizer
+
+
+FORM = {"type": "object", "properties": {"z": {"type": "boolean"}}, "required": ["z"], "additionalProperties": False}
+
+
+def walked(compiler: Any, asked: StructuredOutputsParams, seed: int, start: str = "") -> str | None:
+    """A text that the grammar allows, drawn token by token behind `start`; None where it did not come to its end."""
+    from penstock.text.grammar import grammar_text
+
+    made, tokenizer = compiler
+    matcher = made.compile(grammar_text(asked)).matcher()
+    draw, ids = random.Random(seed), tokenizer.encode(start, add_special_tokens=False)
+    for token in ids:
+        assert matcher.mask()[token // 32] >> (token % 32) & 1, "the start is allowed"
+        matcher.accept(token)
+    for _ in range(400):
+        allowed = np.nonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little"))[0]
+        token = int(draw.choice(allowed))
+        if tokenizer.eos_token_id in allowed and (token == tokenizer.eos_token_id or draw.random() < 0.5):
+            return str(tokenizer.decode(ids))
+        ids.append(token)
+        matcher.accept(token)
+    return None
+
+
+def fit(calls: list[list[str]]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schemas = {tool.name: tool.schema for tool in TOOLS}
+    for name, arguments in calls:
+        jsonschema.validate(json.loads(arguments), schemas[name])
+
+
+@pytest.mark.parametrize("parallel", [True, False], ids=["parallel", "one"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_must_be_a_call_is_one_that_fits(compiler: Any, name: str, parallel: bool) -> None:
+    calls = FORMATS[name]
+    tools = [WEATHER, PING]
+    asked = StructuredOutputsParams(
+        around=around("closed", calls=calls, tools=tools, parallel=parallel, must_call=True)
+    )
+    counts = []
+    for seed in range(16):
+        text = walked(compiler, asked, seed)
+        if text is not None:
+            texts, found = read(AnswerReader(calls.parser(tools)), text)
+            fit(found)
+            assert texts == {}
+            counts.append(len(found))
+    assert len(counts) > 3 and min(counts) == 1 and (max(counts) > 1) == parallel
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_or_a_form(compiler: Any, name: str) -> None:
+    asked = StructuredOutputsParams(json=FORM, around=around("closed", form=True, calls=FORMATS[name], tools=[PING]))
+    seen = set()
+    for seed in range(12):
+        text = walked(compiler, asked, seed)
+        if text is not None:
+            texts, found = read(AnswerReader(FORMATS[name].parser([PING])), text)
+            assert bool(found) != bool(texts)
+            seen.add(bool(found))
+            assert found or set(json.loads(texts["content"])) == {"z"}
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    "name, start",
+    [
+        ("hermes", 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city"'),
+        ("llama3_json", '{"name": "get_weather", "parameters": {"city"'),
+        ("qwen3_coder", "Well.\n<tool_call>\n<function=get_weather>\n<parameter=city>\n"),
+    ],
+)
+def test_a_call_that_a_free_text_begins_is_held(compiler: Any, name: str, start: str) -> None:
+    calls = FORMATS[name]
+    asked = StructuredOutputsParams(around=around("closed", calls=calls, tools=[WEATHER], parallel=False))
+    whole = 0
+    for seed in range(6):
+        text = walked(compiler, asked, seed, start)
+        if text is not None:
+            _, found = read(AnswerReader(calls.parser([WEATHER])), text)
+            assert len(found) == 1
+            fit(found)
+            whole += 1
+    assert whole > 1
+    free = walked(compiler, asked, 1, "Hello")
+    assert free is None or read(AnswerReader(calls.parser([WEATHER])), free)[1] == []
+
+
+def test_a_text_between_tags_is_free(compiler: Any) -> None:
+    note = Tool(name="note", parameters={"type": "object", "properties": {"text": {"type": "string"}}})
+    calls = FORMATS["qwen3_coder"]
+    asked = StructuredOutputsParams(around=around("closed", calls=calls, tools=[note], must_call=True, parallel=False))
+    start = '<tool_call>\n<function=note>\n<parameter=text>\na "b" </tool_call> {\n\n</parameter>\n'
+    text = walked(compiler, asked, 1, start)
+    assert text is not None
+    _, found = read(AnswerReader(calls.parser([note])), text)
+    assert [(name, json.loads(arguments)) for name, arguments in found] == [
+        ("note", {"text": 'a "b" </tool_call> {\n'})
+    ]
+
+
+@pytest.mark.parametrize("thinking, start", [("open", "hm </think>"), ("may open", "<think>hm </think>\n\n")])
+def test_a_form_begins_behind_the_thought(compiler: Any, thinking: Thinking, start: str) -> None:
+    asked = StructuredOutputsParams(json=FORM, around=around(thinking, form=True))
+    texts = [text for seed in range(4) if (text := walked(compiler, asked, seed, start)) is not None]
+    assert texts
+    for text in texts:
+        found, _ = read(AnswerReader(None, thinking), text)
+        assert found["reasoning"] == "hm" and set(json.loads(found["content"])) == {"z"}

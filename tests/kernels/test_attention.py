@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from attention_cases import SMALL, of_columns
+from attention_cases import SMALL, of_columns, sinks_of
 from kernels_naive import Case, assert_close, attend, make_case
 
 from penstock.kernels.choose import choose
@@ -22,9 +22,9 @@ def dtype(request):
     return request.param
 
 
-def attended(case: Case, window: int | None = None) -> torch.Tensor:
+def attended(case: Case, window: int | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:
     ops = choose(torch.device("cpu"), case.q.dtype, "auto")
-    return attend(ops, case.q, case.kv, case.inputs, case.scale, window)
+    return attend(ops, case.q, case.kv, case.inputs, case.scale, window, sinks)
 
 
 def some(case: Case, count: int, seed: int = 0) -> list[int]:
@@ -129,6 +129,14 @@ def test_rows_are_found_in_the_devices_columns(name, dtype):
     if told["lengths"]:
         case = make_case(**told, dtype=dtype)
         assert torch.equal(attended(of_columns(case), window), attended(case, window))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_sinks_take_their_share_of_the_softmax(name, dtype):
+    told, window = SMALL[name]
+    case = make_case(**told, dtype=dtype)
+    sinks = sinks_of(case)
+    assert_close(attended(case, window, sinks), case.naive(window, sinks=sinks))
 
 
 def test_strided_queries_and_two_layers_of_one_step(dtype):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
-from attention_cases import SMALL, of_columns
+from attention_cases import SMALL, of_columns, sinks_of
 from kernels_naive import assert_close, attend, make_case
 
 from penstock.kernels.triton import attention as triton_attention
@@ -26,6 +26,15 @@ def test_rows_are_found_in_the_devices_columns(name):
     told, window = SMALL[name]
     case = of_columns(make_case(**told))
     assert_close(attend(triton_attention, case.q, case.kv, case.inputs, case.scale, window), case.naive(window))
+
+
+@pytest.mark.parametrize("name", ["one row, split", "long prefixes, in parts", "groups and chunks", "window 20"])
+def test_sinks_take_their_share_of_the_softmax(name):
+    told, window = SMALL[name]
+    case = make_case(**told)
+    sinks = sinks_of(case)
+    got = attend(triton_attention, case.q, case.kv, case.inputs, case.scale, window, sinks)
+    assert_close(got, case.naive(window, sinks=sinks))
 
 
 def test_groups_with_a_window_are_refused():

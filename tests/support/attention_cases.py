@@ -29,6 +29,11 @@ SMALL: dict[str, tuple[dict[str, Any], int | None]] = {
 }
 
 
+def sinks_of(case: Case) -> Tensor:
+    """A score of each head: some drown what tokens bring, some do nothing."""
+    return torch.linspace(-6.0, 5.0, case.q.shape[1])
+
+
 def of_columns(case: Case, spare: int = 3, seed: int = 0) -> Case:
     """The same step with its rows scattered over the device's columns, among rows that are not of it."""
     decode = case.inputs.decode

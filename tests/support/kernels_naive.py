@@ -47,9 +47,9 @@ def stored(kv: Tensor, table: Tensor, positions: Tensor, kv_head: int, part: int
 
 
 def naive_attention_one(
-    q: Tensor, kv: Tensor, table: Tensor, position: int, scale: float, window: int | None
+    q: Tensor, kv: Tensor, table: Tensor, position: int, scale: float, window: int | None, sinks: Tensor | None = None
 ) -> Tensor:
-    """q [H, D] of the query at `position` over the tokens that it sees -> [H, D], fp64."""
+    """q [H, D] of the query at `position` over the tokens that it sees, and sinks [H] -> [H, D], fp64."""
     heads, kv_heads = q.shape[0], kv.shape[1]
     seen = torch.arange(0 if window is None else max(0, position - window + 1), position + 1)
     out = []
@@ -57,7 +57,8 @@ def naive_attention_one(
         kv_head = head // (heads // kv_heads)
         scores = stored(kv, table, seen, kv_head, 0) @ q[head].double() * scale
         weights = torch.exp(scores - scores.max())
-        out.append((weights / weights.sum()) @ stored(kv, table, seen, kv_head, 1))
+        sunk = 0.0 if sinks is None else torch.exp(sinks[head].double() - scores.max())
+        out.append((weights / (weights.sum() + sunk)) @ stored(kv, table, seen, kv_head, 1))
     return torch.stack(out)
 
 
@@ -112,11 +113,13 @@ class Case:
     positions: list[int]  # of each token
     scale: float
 
-    def naive(self, window: int | None = None, only: list[int] | None = None) -> Tensor:
+    def naive(
+        self, window: int | None = None, only: list[int] | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         tokens = range(len(self.positions)) if only is None else only
         return torch.stack(
             [
-                naive_attention_one(self.q[t], self.kv, self.tables[t], self.positions[t], self.scale, window)
+                naive_attention_one(self.q[t], self.kv, self.tables[t], self.positions[t], self.scale, window, sinks)
                 for t in tokens
             ]
         )
@@ -239,8 +242,9 @@ def kind_of(heads: int, kv_heads: int, width: int, scale: float, window: int | N
 
 
 def attend(
-    column: Any, q: Tensor, kv: Tensor | LayerKv, inputs: StepInputs, scale: float, window: int | None = None
-) -> Tensor:
+    column: Any, q: Tensor, kv: Tensor | LayerKv, inputs: StepInputs, scale: float, window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """One layer's attention by a column (an Ops, or a module with `plan` and `attention`), planned for it alone.
 
     kv: [blocks, Hkv, 2, 16, D], or in any form."""
@@ -249,7 +253,7 @@ def attend(
     reads = inputs.positions.numel() and not q.is_cuda  # the GPU's plan turns nothing, and may be captured
     most = int(inputs.positions.max()) + 1 if reads else 1
     turned = torch.zeros(most, 2, q.shape[2] // 2, device=q.device)
-    return column.attention(q, kv, inputs, kind, column.plan(inputs, kind, turned, q.dtype))
+    return column.attention(q, kv, inputs, kind, column.plan(inputs, kind, turned, q.dtype), sinks)
 
 
 def rotate(

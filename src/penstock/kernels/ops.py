@@ -47,10 +47,13 @@ class Attention(Protocol):
 
     q `[T, H, D]`; returns `[T, H, D]`. Stored numbers in eight bits are widened to q's dtype, K's scale goes to the
     scores and V's to the answer, both in float32. With a window a query at position p sees the keys
-    p - window + 1 .. p, and its rows are taken alone (`StepInputs.decode_for`). plan: what `plan` gave.
+    p - window + 1 .. p, and its rows are taken alone (`StepInputs.decode_for`). plan: what `plan` gave. sinks [H]
+    float32: a score of each head that takes part in the softmax and brings no value (arXiv:2309.17453; gpt-oss).
     """
 
-    def __call__(self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any) -> Tensor: ...
+    def __call__(
+        self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any, sinks: Tensor | None = None
+    ) -> Tensor: ...
 
 
 class TokenLogprobs(Protocol):
@@ -66,7 +69,7 @@ class OneRowOps:
 
     # x, residual [1, d], norm's weight, eps, qkv's weight, bias, cos_sin, inputs, kv, H, Hkv, D; weight and KV plain
     norm_qkv: Callable[..., tuple[Tensor, Tensor]]  # -> q [1, H, D], rotated, k and v stored; the next residual
-    # the product of qkv [1, (H + 2 Hkv) * D], cos_sin, kv, inputs, the attention's kind
+    # the product of qkv [1, (H + 2 Hkv) * D], cos_sin, kv, inputs, the attention's kind, its sinks [H] or None
     rotate_and_attend: Callable[..., Tensor]  # k and v stored -> [1, H, D]
     # x, residual [1, d], norm's weight, eps, gate_up's weight
     norm_gate: Callable[..., tuple[Tensor, Tensor]]  # -> silu(gate) * up [1, F], the next residual

@@ -38,6 +38,7 @@ class Attention:
     between: WholeNorms | None = None  # q and k are normed whole before they are rotated
     turning: int | None = None  # numbers of a head that are rotated; None: all
     query_scale: Tensor | None = None  # [positions]: what a query is multiplied by where it stands
+    sinks: Weight | None = None  # [heads] float32: scores that take part in the softmax and bring no value
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
         """x `[T, d]`, kv of `kv_form` -> `[T, d]`."""
@@ -52,12 +53,14 @@ class Attention:
         q = ops.rotary_and_store(qkv, self.cos_sin, step, kv, kind, plan, q_norm, k_norm, eps)
         if self.query_scale is not None:
             q = q.mul_(self.query_scale.index_select(0, step.positions)[:, None, None])
-        seen = ops.attention(q, kv, step, kind, plan)
+        seen = ops.attention(q, kv, step, kind, plan, self.sink_scores)
         return self.out(ops, seen.reshape(-1, kind.heads * kind.width))
 
     def weights(self) -> Iterator[Weight]:
         norms = (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
         yield from (norm.weight for norm in norms if norm is not None)
+        if self.sinks is not None:
+            yield self.sinks
         yield from self.qkv.weights()
         yield from self.out.weights()
 
@@ -66,6 +69,10 @@ class Attention:
             self._reorder(self.turning)
         self.qkv.prepare(ops)
         self.out.prepare(ops)
+
+    @property
+    def sink_scores(self) -> Tensor | None:
+        return None if self.sinks is None else self.sinks.value
 
     @property
     def is_rotation_alone(self) -> bool:

@@ -42,11 +42,11 @@ class OneRowLayer:
                 x, residual, self.attention_norm.weight.value, self.attention_norm.eps, _matrix(at.qkv), _bias(at.qkv),
                 at.cos_sin, step, kv, kind.heads, kind.kv_heads, kind.width,
             )  # fmt: skip
-            x = at.out(ops, ops.attention(q, kv, step, kind, step.plans[kind]).view(1, -1))
+            x = at.out(ops, ops.attention(q, kv, step, kind, step.plans[kind], at.sink_scores).view(1, -1))
         else:  # more launches with less in each: an 8B's in eight bits take 14 us so, 20 in one
             rows, residual = self.attention_norm(ops, x, residual, at.qkv)
             if at.is_rotation_alone:
-                seen = fused.rotate_and_attend(at.qkv(ops, rows), at.cos_sin, kv, step, kind)
+                seen = fused.rotate_and_attend(at.qkv(ops, rows), at.cos_sin, kv, step, kind, at.sink_scores)
                 x = at.out(ops, seen.view(1, -1))
             else:
                 x = at(ops, rows, step, kv)

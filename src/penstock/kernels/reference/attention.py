@@ -29,12 +29,14 @@ def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.
     return KindPlan(rotary, None if decode is None or not inputs.rows else plan_decode(decode, kind, dtype))
 
 
-def attention(q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
+def attention(
+    q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan, sinks: Tensor | None = None
+) -> Tensor:
     """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows = inputs.rows
     if plan.decode is not None:
-        attend_rows(q[:rows], kv, plan.decode, kind, out[:rows])
+        attend_rows(q[:rows], kv, plan.decode, kind, out[:rows], sinks)
     if inputs.prefill is not None:
-        attend_chunks(q[rows:], kv, inputs.prefill, kind, out[rows:])
+        attend_chunks(q[rows:], kv, inputs.prefill, kind, out[rows:], sinks)
     return out

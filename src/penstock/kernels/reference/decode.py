@@ -54,8 +54,11 @@ def plan_decode(decode: DecodeInputs, kind: AttentionKind, dtype: torch.dtype) -
     return plan
 
 
-def attend_rows(q: Tensor, kv: LayerKv, plan: DecodePlan, kind: AttentionKind, out: Tensor) -> None:
-    """q [S, H, D] over a layer's KV into out [S, H, D]."""
+def attend_rows(
+    q: Tensor, kv: LayerKv, plan: DecodePlan, kind: AttentionKind, out: Tensor, sinks: Tensor | None = None
+) -> None:
+    """q [S, H, D] over a layer's KV into out [S, H, D]. sinks: `ops.Attention`'s."""
+    by_kv_head = None if sinks is None else sinks.view(kv.kv_heads, 1, -1)
     kv_heads = kv.kv_heads
     flat = _flat(kv)
     key_scale, value_scale = (None, None) if kv.scales is None else kv.scales[:, :, None, None, None]
@@ -68,7 +71,7 @@ def attend_rows(q: Tensor, kv: LayerKv, plan: DecodePlan, kind: AttentionKind, o
         queries = plan.take("queries", tuple(by_head.shape), q, torch.float32).copy_(by_head).mul_(kind.scale)
         if key_scale is not None:
             queries.mul_(key_scale)
-        answer = _attend(tile, queries, flat, plan, kind.softcap, q.dtype).view(by_head.shape)
+        answer = _attend(tile, queries, flat, plan, kind.softcap, q.dtype, by_kv_head).view(by_head.shape)
         if value_scale is not None:
             answer = answer * value_scale
         mixed[first:last].unflatten(1, (kv_heads, -1)).transpose(0, 1).copy_(answer)
@@ -88,8 +91,9 @@ def _flat(kv: LayerKv) -> Flat:
 
 
 def _attend(
-    tile: Tile, queries: Tensor, flat: Flat, plan: DecodePlan, softcap: float | None, dtype: torch.dtype
-) -> Tensor:
+    tile: Tile, queries: Tensor, flat: Flat, plan: DecodePlan, softcap: float | None, dtype: torch.dtype,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
     """[Hkv * R, G, D], of float32, or of bfloat16 where the model is."""
     kv_heads, rows, share, width = queries.shape
     own_k, own_v = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
@@ -97,7 +101,7 @@ def _attend(
     if tile.own_bias is not None:
         own[..., tile.own_clear :] += tile.own_bias
     if tile.prefix_index is None:
-        return _weighted("own", _softmax(own, plan), own_v, plan, dtype)
+        return _weighted("own", _softmax(own, plan, sinks), own_v, plan, dtype)
     batch = kv_heads * tile.groups
     fore_k, fore_v = _gather("fore", tile.prefix_index, (batch, tile.prefix, width), flat, plan)
     fore = _scores("fore", queries.view(batch, -1, width), fore_k, plan, softcap)
@@ -105,7 +109,7 @@ def _attend(
     if tile.prefix_bias is not None:
         fore.view(kv_heads, tile.groups, -1, tile.prefix).add_(tile.prefix_bias)
     joined = plan.take("joined", (kv_heads, rows, share, tile.prefix + tile.own), queries, torch.float32)
-    weights = _softmax(torch.cat((fore, own), -1, out=joined), plan)
+    weights = _softmax(torch.cat((fore, own), -1, out=joined), plan, sinks)
     mixed = _weighted("own", weights[..., tile.prefix :], own_v, plan, dtype)
     return mixed.add_(_weighted("fore", weights[..., : tile.prefix], fore_v, plan, dtype).view(mixed.shape))
 
@@ -137,8 +141,15 @@ def _scores(name: str, queries: Tensor, keys: Tensor, plan: DecodePlan, softcap:
     return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
 
 
-def _softmax(scores: Tensor, plan: DecodePlan) -> Tensor:
-    return torch.softmax(scores, -1, out=plan.take("weights", tuple(scores.shape), scores, torch.float32))
+def _softmax(scores: Tensor, plan: DecodePlan, sinks: Tensor | None) -> Tensor:
+    """scores [Hkv, R, G, tokens], sinks [Hkv, 1, G] or None."""
+    weights = torch.softmax(scores, -1, out=plan.take("weights", tuple(scores.shape), scores, torch.float32))
+    return weights if sinks is None else weights.mul_(left_of(scores, sinks)[..., None])
+
+
+def left_of(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Returns what a sink leaves of the softmax of scores [..., tokens]: sinks broadcast to what is left [...]."""
+    return torch.sigmoid(torch.logsumexp(scores, -1) - sinks)
 
 
 def _weighted(name: str, weights: Tensor, values: Tensor, plan: DecodePlan, dtype: torch.dtype) -> Tensor:

@@ -13,21 +13,26 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionKind, PrefillInputs
 from penstock.kernels.layer_kv import LayerKv, take_blocks
+from penstock.kernels.reference.decode import left_of
 
 PIECE = 64  # queries
 PIECE_SCORES = 1 << 19  # floats of scores of a piece: shorter pieces over long contexts
 
 
-def attend_chunks(q: Tensor, kv: LayerKv, prefill: PrefillInputs, kind: AttentionKind, out: Tensor) -> None:
-    """q [tokens, H, D] of all chunks over a layer's KV into out [tokens, H, D]."""
+def attend_chunks(
+    q: Tensor, kv: LayerKv, prefill: PrefillInputs, kind: AttentionKind, out: Tensor, sinks: Tensor | None = None
+) -> None:
+    """q [tokens, H, D] of all chunks over a layer's KV into out [tokens, H, D]. sinks: `ops.Attention`'s."""
     start = prefill.start.tolist()
     for chunk, context in enumerate(prefill.context.tolist()):
         first, last = start[chunk : chunk + 2]
         if first < last:
-            _chunk(q[first:last], kv, prefill.block_table[chunk], context, kind, out[first:last])
+            _chunk(q[first:last], kv, prefill.block_table[chunk], context, kind, out[first:last], sinks)
 
 
-def _chunk(q: Tensor, kv: LayerKv, table: Tensor, context: int, kind: AttentionKind, out: Tensor) -> None:
+def _chunk(
+    q: Tensor, kv: LayerKv, table: Tensor, context: int, kind: AttentionKind, out: Tensor, sinks: Tensor | None
+) -> None:
     """q, out [n, H, D] at positions context .. context + n."""
     count, heads, width = q.shape
     kv_heads, length, window = kv.kv_heads, context + count, kind.window
@@ -52,7 +57,11 @@ def _chunk(q: Tensor, kv: LayerKv, table: Tensor, context: int, kind: AttentionK
         if kind.softcap is not None:
             scores = scores.div_(kind.softcap).tanh_().mul_(kind.softcap)
         _hide(scores.view(heads, last - first, -1), context + first, held + low, window)
-        weights = torch.softmax(scores, -1).to(values.dtype)
+        weights = torch.softmax(scores, -1)
+        if sinks is not None:
+            by_head = scores.view(heads, last - first, -1)
+            weights.view(by_head.shape).mul_(left_of(by_head, sinks[:, None])[..., None])
+        weights = weights.to(values.dtype)
         mixed = torch.bmm(weights, values[:, low:high])
         if kv.scales is not None:
             mixed = mixed * kv.scales[1, :, None, None]

@@ -51,6 +51,7 @@ def attention(
     inputs: StepInputs,
     kind: AttentionKind,
     plan: KindPlan,
+    sinks: Tensor | None = None,
     *,
     few_programs: int = FEW_PROGRAMS,
 ) -> Tensor:
@@ -58,7 +59,7 @@ def attention(
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()  # a view of a fused product has its heads side by side already
     if inputs.is_one_row:
-        return attend_one(q, kv, inputs, kind.scale, kind.window)
+        return attend_one(q, kv, inputs, kind.scale, kind.window, sinks)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows, scale, window = inputs.rows, kind.scale, kind.window
     if (decode := plan.decode) is not None:
@@ -66,9 +67,11 @@ def attention(
             attend_prefixes(q[:rows], kv, groups.start, groups.blocks, groups.length, scale, plan.prefix)
         attend_rows(
             q[:rows], kv, decode.rows, decode.table, decode.position, decode.skip, plan.prefix, scale, window,
-            decode.max_own, out[:rows], few_programs,
+            decode.max_own, out[:rows], few_programs, sinks,
         )  # fmt: skip
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
-        attend_chunks(q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:])
+        attend_chunks(
+            q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:], sinks
+        )
     return out

@@ -17,7 +17,7 @@ from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.flash_loop import (
     LOG2_E,
     at_head,
-    nothing_seen,
+    begun,
     scales_of,
     span,
     turned,
@@ -52,6 +52,7 @@ def _own(
     keys,  # [blocks, Hkv, 16, D], strided
     values,  # the same
     scales,  # [2, Hkv] float32, of what is in eight bits
+    sinks,  # [H] float32
     out,  # [S, H, D]
     answer,  # [S, H, prefix_splits, D] float32: over the prefix alone, V's scale left out
     lse,  # [S, H, prefix_splits] float32
@@ -83,6 +84,7 @@ def _own(
     WINDOWED: tl.constexpr,
     SPLIT: tl.constexpr,
     TOKENS: tl.constexpr,
+    SINKS: tl.constexpr,
     EIGHT: tl.constexpr,  # flash_loop.at_head's
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
@@ -111,7 +113,8 @@ def _own(
         mask = (query < RATIO)[:, None] & inside[None, :]
         cell = query_head[:, None] * WIDTH + lane[None, :]
         queries = tl.load(q + item * stride_q + cell, mask=mask, other=0.0)
-        state_max, state_sum, mixed = nothing_seen(RATIO_PAD, WIDTH_PAD)
+        has_sink = (query < RATIO) & (split == 0)
+        state_max, state_sum, mixed = begun(sinks, query_head, has_sink, RATIO_PAD, WIDTH_PAD, SINKS)
         if SKIPS and (first > 0) & (split == 0):
             place = (item * HEADS + query_head) * prefix_splits
             used = 1
@@ -215,13 +218,14 @@ def attend_rows(
     max_tokens: int,
     out: Tensor,
     few_programs: int = FEW_PROGRAMS,
+    sinks: Tensor | None = None,
 ) -> None:
     """q [S, H, D] over a layer's KV into out [S, H, D]: item i is row rows[i] of the tables.
 
     rows [S], block_table [rows, W] int32, position [S]: a query sees position + 1 tokens, at most W * 16, less the
     first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has left, stands for those.
     max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.   few_programs:
-    that few rows are cut into.
+    that few rows are cut into.   sinks: `ops.Attention`'s.
     """
     count, heads, width = q.shape
     kv_heads = kv.kv_heads
@@ -239,11 +243,11 @@ def attend_rows(
     sizes = (block_table.shape[1] * 16, window or 0)
     pad, early = max(16, triton.next_power_of_2(width)), has_pdl(q.device)
     _own[(count * kv_heads, splits)](
-        q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, out, answer, lse, part, part_lse, block_table,
+        q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks, out, answer, lse, part, part_lse, block_table,
         rows, *step, *sizes, scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), out.stride(0),
         kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
         least_queries(heads // kv_heads, kv), skips, 1 if prefix_splits == 1 else MOST_PARTS,
-        PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, kv.eight,
+        PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, sinks is not None, kv.eight,
         "ieee" if q.dtype == torch.float32 else "tf32", early, num_warps=warps, num_stages=stages,
         launch_pdl=bool(early),
     )  # fmt: skip

@@ -188,6 +188,17 @@ def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
 
 
 @triton.jit
+def begun(sinks, query_head, there, QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr, SINKS: tl.constexpr):
+    """The running softmax of queries [QUERIES] before their first token: a head's sink, where there are sinks [H], is a
+    token without a value. Of several programs that share a query one alone begins so."""
+    state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
+    if SINKS:
+        state_max = tl.load(sinks + query_head, mask=there, other=-1e30) * 1.4426950408889634
+        state_sum += there.to(tl.float32)
+    return state_max, state_sum, mixed
+
+
+@triton.jit
 def attend_tile(
     queries, state_max, state_sum, mixed, keys, values, stored, scale, EIGHT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip

@@ -21,7 +21,7 @@ from penstock.kernels.triton.flash_loop import (
     attend_tile,
     eight_cells,
     load_blocks,
-    nothing_seen,
+    begun,
     plain_cells,
     scales_of,
     turned,
@@ -100,11 +100,11 @@ def _join(
     do_not_specialize_on_alignment=["rows", "blocks", "length"],
 )
 def _attend_one(
-    q, cos_sin, positions, slots, keys, values, scales, part, part_lse, arrived, out, blocks, rows, length, capacity,
-    window, scale, stride_block, stride_blocks,
+    q, cos_sin, positions, slots, keys, values, scales, sinks, part, part_lse, arrived, out, blocks, rows, length,
+    capacity, window, scale, stride_block, stride_blocks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr,
     RATIO_PAD: tl.constexpr, RAW: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
-    EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    SINKS: tl.constexpr, EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RAW: q is the product of qkv, nothing is rotated, and the new token's K and V are stored nowhere yet."""
     RATIO: tl.constexpr = HEADS // KV_HEADS
@@ -169,7 +169,8 @@ def _attend_one(
                 v = tl.where(new, tl.load(beside, mask=new, other=0.0), old_v)
         queries, scale = with_eight(queries, scale, EIGHT)
         queries = turned(queries, EIGHT)
-        state_max, state_sum, mixed = nothing_seen(RATIO_PAD, WIDTH_PAD)
+        has_sink = (query < RATIO) & (place == 0)
+        state_max, state_sum, mixed = begun(sinks, query_head, has_sink, RATIO_PAD, WIDTH_PAD, SINKS)
         state_max, state_sum, mixed = attend_tile(
             queries, state_max, state_sum, turned(mixed, EIGHT), k, v, stored, scale, EIGHT, PRECISION
         )
@@ -189,22 +190,26 @@ def _attend_one(
             _join(part, part_lse, out, head, used, lane, inside, RATIO, WIDTH, PARTS)
 
 
-def attend_one(q: Tensor, kv: LayerKv, inputs: StepInputs, scale: float, window: int | None) -> Tensor:
+def attend_one(
+    q: Tensor, kv: LayerKv, inputs: StepInputs, scale: float, window: int | None, sinks: Tensor | None = None
+) -> Tensor:
     """q [1, H, D], rotated, over a layer's KV -> [1, H, D]. inputs.decode: the row, which stands alone; it sees
     length + 1 tokens (its new one is stored), with a window the last `window` of them."""
     assert q.stride()[1:] == (q.shape[2], 1)
-    return _launch(q, None, kv, inputs, q.shape[1], q.shape[2], scale, window)
+    return _launch(q, None, kv, inputs, q.shape[1], q.shape[2], scale, window, sinks)
 
 
-def rotate_and_attend_one(qkv: Tensor, cos_sin: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind) -> Tensor:
+def rotate_and_attend_one(
+    qkv: Tensor, cos_sin: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, sinks: Tensor | None = None
+) -> Tensor:
     """qkv [1, (H + 2 Hkv) * D], as the product leaves it -> [1, H, D]: `rotary_and_store` and `attend_one` at once."""
     assert qkv.is_contiguous() and cos_sin.is_contiguous()
-    return _launch(qkv, cos_sin, kv, inputs, kind.heads, kind.width, kind.scale, kind.window)
+    return _launch(qkv, cos_sin, kv, inputs, kind.heads, kind.width, kind.scale, kind.window, sinks)
 
 
 def _launch(
     q: Tensor, cos_sin: Tensor | None, kv: LayerKv, inputs: StepInputs, heads: int, width: int, scale: float,
-    window: int | None,
+    window: int | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     decode = inputs.decode
     assert decode is not None and decode.groups is None
@@ -215,12 +220,13 @@ def _launch(
     can = has_pdl(device)
     where = (lse, lse, lse) if cos_sin is None else (cos_sin, inputs.positions, inputs.slots)
     _attend_one[(kv_heads, PARTS)](
-        q, *where, kv.keys, kv.values, lse if kv.scales is None else kv.scales, part, lse, kv.arrived, out,
+        q, *where, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks,
+        part, lse, kv.arrived, out,
         decode.table, decode.rows, decode.length,
         decode.table.shape[1] * 16, window or 0, scale * LOG2_E, kv.keys.stride(0), decode.table.stride(0), HEADS=heads,
         KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=max(16, triton.next_power_of_2(width)),
         RATIO_PAD=least_queries(heads // kv_heads, kv), RAW=cos_sin is not None, WINDOWED=window is not None,
-        TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, EIGHT=kv.eight,
+        TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, SINKS=sinks is not None, EIGHT=kv.eight,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=EARLY * can, num_warps=4, num_stages=2,
         launch_pdl=bool(can),
     )  # fmt: skip

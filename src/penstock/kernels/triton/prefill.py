@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.flash_loop import LOG2_E, at_head, nothing_seen, owner, queries_of, scales_of, walk
+from penstock.kernels.triton.flash_loop import LOG2_E, at_head, begun, owner, queries_of, scales_of, walk
 
 
 @triton.jit(
@@ -24,6 +24,7 @@ def _prefill(
     keys,  # [blocks, Hkv, 16, D], strided
     values,  # the same
     scales,  # [2, Hkv] float32, of what is in eight bits
+    sinks,  # [H] float32
     out,  # [T, H, D]
     start,  # [chunks + 1]
     context,  # [chunks]
@@ -43,6 +44,7 @@ def _prefill(
     WINDOWED: tl.constexpr,
     QUERIES: tl.constexpr,
     TOKENS: tl.constexpr,
+    SINKS: tl.constexpr,
     EIGHT: tl.constexpr,  # flash_loop.at_head's
     PRECISION: tl.constexpr,
 ):
@@ -56,13 +58,13 @@ def _prefill(
     ahead = tl.load(context + chunk)
     if row < chunk_end:
         lane = tl.arange(0, WIDTH_PAD)
-        member, query_head, _, mask, queries = queries_of(
+        member, query_head, valid, mask, queries = queries_of(
             q, row, chunk_end, head, stride_q, RATIO, QUERIES, WIDTH, WIDTH_PAD
         )
         lowest = ahead + row - chunk_start
         end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
         position = tl.minimum(lowest + member - row, end - 1)
-        state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
+        state_max, state_sum, mixed = begun(sinks, query_head, valid, QUERIES, WIDTH_PAD, SINKS)
         at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
         scale, of_values = scales_of(scale, scales, head, KV_HEADS, EIGHT)
         table = blocks + chunk.to(tl.int64) * stride_blocks
@@ -101,11 +103,13 @@ def attend_chunks(
     scale: float,
     window: int | None,
     out: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """q [T, H, D] over a layer's KV into out [T, H, D]; tokens start[c] : start[c + 1] are chunk c's.
 
     start [chunks + 1], context [chunks] (position of a chunk's first token), block_table [chunks, W]: int32. A token
     sees its prompt's tokens up to itself, with a window the last `window` of them. A chunk may be empty.
+    sinks: `ops.Attention`'s.
     """
     count, heads, width = q.shape
     kv_heads, chunks = kv.kv_heads, context.shape[0]
@@ -113,10 +117,10 @@ def attend_chunks(
     queries, tokens, warps, stages = _shape(ratio, width, q.dtype)
     tiles = count // (queries // ratio) + chunks
     _prefill[(tiles * kv_heads,)](
-        q, kv.keys, kv.values, q if kv.scales is None else kv.scales, out, start, context, block_table, chunks,
+        q, kv.keys, kv.values, q if kv.scales is None else kv.scales, q if sinks is None else sinks, out, start, context, block_table, chunks,
         tiles, window or 0, scale * LOG2_E,
         q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
-        max(16, triton.next_power_of_2(width)), window is not None, queries, tokens, kv.eight,
+        max(16, triton.next_power_of_2(width)), window is not None, queries, tokens, sinks is not None, kv.eight,
         "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 

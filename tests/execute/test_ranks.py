@@ -45,6 +45,10 @@ EXPERTS = SHAPE | {
 }  # fmt: skip
 FUSED = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5}
 NORMED = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": True}
+FOUR = {
+    "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 5, "num_experts_per_tok": 2,
+    "intermediate_size": 128, "quantization_config": {"quant_method": "mxfp4"},
+}  # fmt: skip
 ASKS = [
     Ask(), Ask(temperature=1.0, seed=3), Ask(temperature=1.2, top_p=0.8, seed=4),
     Ask(temperature=1.0, repetition=1.3, frequency=0.5, seed=5), Ask(temperature=1.0, bias={9: 3.0}, seed=6),
@@ -133,7 +137,9 @@ def test_experts_are_shared_out(tmp_path: Path) -> None:
         runner.close()
 
 
-@pytest.mark.parametrize("shape", [FUSED, NORMED], ids=["fused tensors", "norms over all heads"])
+@pytest.mark.parametrize(
+    "shape", [FUSED, NORMED, FOUR], ids=["fused tensors", "norms over all heads", "experts in one tensor"]
+)
 def test_families_are_cut_as_they_lie(shape: dict[str, Any], tmp_path: Path) -> None:
     """Four ranks and two key heads: of one tensor for q, k and v a rank takes three stretches."""
     one, several = tiny_runner(**SHAPE | shape), together(tmp_path, 4, **shape)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from attention_cases import SMALL, drawn, of_columns, on, some, want
+from attention_cases import SMALL, drawn, of_columns, on, sinks_of, some, want
 from kernels_naive import Case, assert_close, attend, make_case
 
 pytestmark = pytest.mark.gpu
@@ -19,11 +19,13 @@ def dtype(request):
     return request.param
 
 
-def attended(case: Case, window: int | None = None) -> torch.Tensor:
+def attended(case: Case, window: int | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:
     from penstock.kernels.triton import attention as column
 
     there = on(case, "cuda")
-    return attend(column, there.q, there.kv, there.inputs, there.scale, window).cpu()
+    return attend(
+        column, there.q, there.kv, there.inputs, there.scale, window, None if sinks is None else sinks.cuda()
+    ).cpu()
 
 
 def check(case: Case, window: int | None = None, count: int = 40, factor: float = 1.0) -> None:
@@ -37,6 +39,14 @@ def test_small_steps(name, dtype):
     check(make_case(**told, dtype=dtype), window)
     if told["lengths"]:
         check(of_columns(make_case(**told, dtype=dtype)), window)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_sinks_take_their_share_of_the_softmax(name, dtype):
+    told, window = SMALL[name]
+    case = make_case(**told, dtype=dtype)
+    sinks = sinks_of(case)
+    assert_close(attended(case, window, sinks), case.naive(window, sinks=sinks))
 
 
 @pytest.mark.parametrize("width", [32, 64, 80, 96, 128, 256])

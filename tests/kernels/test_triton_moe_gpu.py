@@ -27,6 +27,14 @@ def test_experts(dtype, kind, tokens, shape):
     check_experts("cuda", dtype, kind, tokens, *shape)
 
 
+@pytest.mark.parametrize("tokens", [1, 4, 5, 16, 17, 40, 130, 400, 900])
+@pytest.mark.parametrize("shape", [(32, 512, 320, 4), (8, 2880, 96, 2)], ids=str)
+def test_experts_in_four_bits(tokens, shape):
+    from triton_kernel_cases_moe import check_experts
+
+    check_experts("cuda", torch.bfloat16, "four", tokens, *shape)
+
+
 @pytest.mark.parametrize("kind", ["plain", "channel"])
 def test_all_to_the_same_experts(kind):
     from triton_kernel_cases_moe import check_experts, crowded

@@ -60,6 +60,10 @@ NOPE = {"no_rope_layers": [1, 0, 1], "attention_bias": True, "mlp_bias": True, "
 MULTIPLIERS = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.9, "logits_scaling": 2.5,
 }  # fmt: skip
+GPT_OSS = {
+    "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 21, "head_dim": 32, "num_hidden_layers": 4,
+    "swiglu_limit": 1.2, "rope_parameters": YARN | {"truncate": False},
+}  # fmt: skip
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -131,6 +135,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
     "smollm3-windows": ("SmolLM3", NOPE | {"use_sliding_window": True, "sliding_window": 21}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": GROWTH, "sliding_window": 50}),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip
 PROMPT = 70  # longer than the windows, and over several blocks
 NEW = 64

@@ -88,7 +88,7 @@ REFUSALS: list[tuple[Any, str]] = [
     ({"load_in_4bit": True}, "'bitsandbytes' is not read: its own library makes them"),
     *[({"quant_method": method}, f"quant_method '{method}' is not read: take") for method in UNREAD],
     ({"quant_method": "marlin"}, "its numbers are laid out for one kernel: take the GPTQ checkpoint"),
-    ({"quant_method": "mxfp4"}, "four-bit floats are not read yet"),
+    ({"quant_method": "mxfp4", "group_size": 16}, "key 'group_size' (16) is not known, and may"),
     ({**GPTQ, "group_size": 64, "desc_act": True}, "act-order"),
     ({**GPTQ, "group_size": 64, "checkpoint_format": "marlin"}, "marlin's format is not read"),
     ({**GPTQ, "group_size": 64, "checkpoint_format": "bitblas"}, "checkpoint_format 'bitblas' is not read"),

@@ -45,6 +45,12 @@ def tiny_model(poison: int | None = None, device: str = "cpu", layout: Layout = 
             drawn = torch.randn((sum(rows), *weight.parts[0].shape[1:]), generator=generator)
             if poison is not None and weight is model.embedding.table:
                 drawn[poison] = torch.nan
+            if weight.dtype == torch.uint8:  # of four bits: any byte is two numbers; of scales one near 1
+                low, high = (0, 256) if weight.numbers else (123, 126)
+                drawn = (drawn.abs() * 1e6).long().remainder_(high - low).add_(low).to(torch.uint8)
+                for (part, place), whole in zip(weight.places(), drawn.split(rows), strict=True):
+                    weight.fill(part, place, whole)
+                continue
             for (part, place), whole in zip(weight.places(), drawn.split(rows), strict=True):
                 weight.fill(part, place, whole * (0.4 if whole.dim() > 1 else 1.0))
     model.prepare(choose(where, torch.float32))

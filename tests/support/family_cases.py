@@ -111,6 +111,9 @@ CASES: dict[str, Case] = {
     "mixtral 4/2 of 64, window 37": (
         "Mixtral", heads(4, 2, 64) | {"num_local_experts": 6, "sliding_window": 37},
     ),
+    "gpt_oss 4/2 of 64, window 37": (
+        "GptOss", heads(4, 2, 64) | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 37},
+    ),
     "granite 4/2 of 64": (
         "Granite", heads(4, 2, 64)
         | {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.9, "logits_scaling": 2.5},

@@ -113,9 +113,7 @@ class Case:
     positions: list[int]  # of each token
     scale: float
 
-    def naive(
-        self, window: int | None = None, only: list[int] | None = None, sinks: Tensor | None = None
-    ) -> Tensor:
+    def naive(self, window: int | None = None, only: list[int] | None = None, sinks: Tensor | None = None) -> Tensor:
         tokens = range(len(self.positions)) if only is None else only
         return torch.stack(
             [

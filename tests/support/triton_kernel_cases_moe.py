@@ -16,7 +16,7 @@ from penstock.kernels.reference import moe as plain
 from penstock.kernels.triton import moe, moe_route
 from penstock.quant.fp8 import to_fp8
 
-KINDS = ("plain", "channel", "blocks")
+KINDS = ("plain", "channel", "blocks", "four")
 
 
 def check_routes(device: str, tokens: int, count: int, top_k: int, rows: int, renormalise: bool) -> None:
@@ -49,7 +49,8 @@ def made_experts(
         _matrix(device, dtype, kind, count, n, k, seed) for seed, (n, k) in enumerate([(2 * inner, d), (d, inner)])
     ]
     (gate_up, first), (down, second) = pairs
-    return Experts(gate_up, down, top_k, renormalise, dtype), first, second
+    clamp = (1.702, 1.5) if kind == "four" else None  # so low that some are cut
+    return Experts(gate_up, down, top_k, renormalise, dtype, clamp), first, second
 
 
 def _matrix(
@@ -65,6 +66,13 @@ def _matrix(
         return ExpertMatrix(eight.view(count, n, k).to(device), scale.view(count, n).to(device)), worth.view(
             count, n, k
         )
+    if kind == "four":
+        rng = torch.Generator().manual_seed(seed)
+        octets = torch.randint(0, 256, (count, n, k // 2), generator=rng, dtype=torch.int16).to(torch.uint8)
+        scale = torch.randint(119, 124, (count, n, k // 32), generator=rng, dtype=torch.int16).to(torch.uint8)
+        bias = drawn(count, n, seed=seed + 3, dtype=dtype)
+        worth = torch.stack([_from_four(octets[e], scale[e]) for e in range(count)])
+        return ExpertMatrix(octets.to(device), scale.to(device), bias.to(device)), worth
     groups = -(-k // 128)
     scale = drawn(count * n, groups, seed=seed + 9).abs() / 300 + 1e-4
     spread = scale.repeat_interleave(128, 1)[:, :k]
@@ -73,17 +81,38 @@ def _matrix(
     return matrix, (eight.double() * spread.double()).view(count, n, k)
 
 
+def _from_four(octets: Tensor, scale: Tensor) -> Tensor:
+    """A number at a time, in fp64: of 32 neighbours the first 16 are the lower halves of 16 bytes."""
+    worth = torch.zeros(octets.shape[0], octets.shape[1] * 2, dtype=torch.float64)
+    for at in range(worth.shape[1]):
+        group, inside = divmod(at, 32)
+        code = octets[:, group * 16 + inside % 16].long() >> (4 if inside >= 16 else 0) & 15
+        sign, exponent, fraction = code >> 3, code >> 1 & 3, code & 1
+        size = torch.where(exponent == 0, fraction * 0.5, (1 + fraction * 0.5) * 2.0 ** (exponent - 1).double())
+        worth[:, at] = size * (1 - 2 * sign) * 2.0 ** (scale[:, group].double() - 127)
+    return worth
+
+
 def naive(x: Tensor, scores: Tensor, of: Experts, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The answer in fp64, and the size of what was added up to it."""
     weights, chosen = plain.route(scores, of.top_k, of.renormalise)
     out, size = (torch.zeros(x.shape, dtype=torch.float64) for _ in range(2))
     for token, (mine, experts) in enumerate(zip(weights.double(), chosen, strict=True)):
         for weight, expert in zip(mine, experts.tolist(), strict=True):
-            gate, up = (gate_up[expert] @ x[token].double()).chunk(2)
-            middle = gate / (1 + torch.exp(-gate)) * up
-            out[token] += weight * (down[expert] @ middle)
+            gate, up = (gate_up[expert] @ x[token].double() + _bias(of.gate_up, expert)).chunk(2)
+            if of.clamp is None:
+                middle = gate / (1 + torch.exp(-gate)) * up
+            else:
+                slope, most = of.clamp
+                gate, up = gate.clamp(max=most), up.clamp(-most, most)
+                middle = gate / (1 + torch.exp(-slope * gate)) * (up + 1)
+            out[token] += weight * (down[expert] @ middle + _bias(of.down, expert))
             size[token] += weight * (down[expert].abs() @ middle.abs())
     return out, size
+
+
+def _bias(matrix: ExpertMatrix, expert: int) -> Tensor | float:
+    return 0.0 if matrix.bias is None else matrix.bias[expert].double().cpu()
 
 
 def check_experts(

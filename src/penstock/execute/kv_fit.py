@@ -132,7 +132,9 @@ class _Look:
         self._attend, self._layers, self._given, self.blocks = ops.attention, layers, given, blocks
         self.seen: list[SeenKv] = []
 
-    def attention(self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any) -> Tensor:
+    def attention(
+        self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any, sinks: Tensor | None = None
+    ) -> Tensor:
         assert kv is self._layers[len(self.seen)], "layers attend in their order"
         answer = self._attend(q, kv, inputs, kind, plan)
         held = kv.worth(self.blocks)

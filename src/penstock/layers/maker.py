@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError, UsageError
+from penstock.kernels.expert_matrix import FOURS
 from penstock.kernels.inputs import TILE, AttentionKind, VocabularyPart
 from penstock.kernels.layer_kv import KvForm
 from penstock.layers.attention import Attention
@@ -25,8 +26,9 @@ from penstock.layers.rope import rope_table, rotated
 from penstock.layers.rope_config import RopeConfig
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import SchemeOf, all_plain
-from penstock.quant.scheme import ForExperts, Scheme
+from penstock.quant.scheme import PLAIN, ForExperts, Scheme
 from penstock.quant.weight import Part, Weight
+from penstock.quant.whole_experts import down_of, gate_up_of
 
 SHOWN = 4  # names of an error
 
@@ -113,10 +115,11 @@ class Maker:
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
         scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
         norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
-        query_growth: float = 0.0,
+        query_growth: float = 0.0, sinks: bool = False,
     ) -> Attention:  # fmt: skip
         """at: the name before `.q_proj` (fused: `.qkv_proj`).   scale: of scores, None: width ** -0.5.   norms: of q's
-        and k's heads.   query_growth: of queries beyond the rope's original context."""
+        and k's heads.   query_growth: of queries beyond the rope's original context.   sinks: each head has
+        one, `.sinks`."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -145,6 +148,7 @@ class Maker:
             between,
             turning if 0 < turning < width else None,
             self._query_scale(rope, query_growth),
+            self._sinks(at, heads) if sinks else None,
         )
 
     def mlp(
@@ -176,6 +180,26 @@ class Maker:
             renormalise,
             None if self.layout.size == 1 else self.layout,
         )
+
+    def whole_moe(
+        self, at: str, hidden: int, middle: int, experts: int, top_k: int, *, clamp: tuple[float, float], four: bool
+    ) -> Moe:
+        """Makes experts that a checkpoint has in one tensor, with biases. at: the name before `.router` and `.experts`.
+        four: their numbers are in four bits."""
+        name = f"{at}.experts"
+        if self.scheme_of(name) is not PLAIN:
+            raise UsageError(
+                f"{name} are served as the checkpoint has them: leave --quantization out", param="quantization"
+            )
+        cut = self.layout.share(middle // FOURS, f"the inner size of {name} in groups of {FOURS}")
+        sizes = (name, experts, middle, hidden, cut, self.dtype, self.device)
+        router = self.linear(f"{at}.router", experts, hidden, bias=True)
+        summed = None if self.layout.size == 1 else self.layout
+        return Moe(router, gate_up_of(*sizes, four=four), down_of(*sizes, four=four), top_k, True, summed, clamp)
+
+    def _sinks(self, at: str, heads: int) -> Weight:
+        part = Part(f"{at}.sinks", (heads,), 0, *self.layout.share(heads, f"heads of {at}"))
+        return Weight([part], torch.float32, self.device)
 
     def _stacked(self, parts: list[Part], experts: int) -> Stacked:
         scheme = self._scheme(parts)

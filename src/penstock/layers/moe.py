@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -18,6 +18,15 @@ from penstock.layers.linear import Linear
 from penstock.parallel.layout import Layout
 from penstock.quant.scheme import ForExperts
 from penstock.quant.weight import Weight
+
+
+class ExpertWeights(Protocol):
+    """One matrix [out, in] of every expert."""
+
+    loaded: dict[str, Weight]
+
+    def take(self) -> ExpertMatrix:
+        """Returns the numbers as operations take them, and lets the loaded form go."""
 
 
 @dataclass(slots=True)
@@ -40,11 +49,12 @@ class Moe:
     """Mixture of experts with top-k routing over a softmax (Mixtral, arXiv:2401.04088)."""
 
     router: Linear  # [experts, d]
-    gate_up: Stacked  # [2 * intermediate, d]: an expert's gate, then its up
-    down: Stacked  # [d, intermediate]
+    gate_up: ExpertWeights  # [2 * intermediate, d]: an expert's gate, then its up
+    down: ExpertWeights  # [d, intermediate]
     top_k: int
     renormalise: bool  # whether a token's weights over its experts add up to 1
     summed: Layout | None = None  # whose ranks have a share of every expert, and add their answers
+    clamp: tuple[float, float] | None = None  # of the gate: kernels.expert_matrix.Experts
     prepared: Any = field(default=None, init=False)
 
     reader: None = None  # router and experts read x
@@ -62,7 +72,7 @@ class Moe:
 
     def prepare(self, ops: Ops) -> None:
         self.router.prepare(ops)
-        of = Experts(self.gate_up.take(), self.down.take(), self.top_k, self.renormalise, ops.dtype)
+        of = Experts(self.gate_up.take(), self.down.take(), self.top_k, self.renormalise, ops.dtype, self.clamp)
         self.prepared = ops.prepare_experts(of)
 
     @property

@@ -26,6 +26,7 @@ CATALOG: dict[str, Served] = {
     "gemma2": Served("Gemma 2", notes="on a GPU with --kernels reference: scores are capped"),
     "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
     "gemma3_text": Served("Gemma 3 270M, 1B"),
+    "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", notes="experts in four bits (MXFP4) or wide; not measured yet"),
     "granite": Served("Granite 3.0 to 3.3"),
     "llama": Served("Llama 1 to 3.x, and what was saved as such", _GPU),
     "ministral3": Served("Ministral 3, its text saved alone"),

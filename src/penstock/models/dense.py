@@ -36,6 +36,7 @@ class DenseConfig(ModelConfig):
     score_scale: of queries and keys, None: head_dim ** -0.5.   query_growth: queries at position p are multiplied by
         1 + query_growth * log(1 + p // rope.original_context).
     residual_scale: of what attention and MLP add to the stream.   embedding_scale, logits_scale: multiply those.
+    sinks: each head has a score that takes part in the softmax and brings no value.
     """
 
     intermediate_size: int
@@ -60,6 +61,7 @@ class DenseConfig(ModelConfig):
     residual_scale: float = 1.0
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
+    sinks: bool = False
 
 
 def read_dense(
@@ -152,6 +154,7 @@ def build_dense(
         attention = make.attention(
             f"{at}.self_attn", hidden, shape, c.ropes[number] if c.ropes else c.rope, window=window,
             scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias, fused=c.fused, query_growth=c.query_growth,
+            sinks=c.sinks,
             norms=(norm(names[0], c.head_dim), norm(names[1], c.head_dim)) if c.qk_norm else None,
             between=make.whole_norms(names, shape, c.rms_norm_eps, wide=c.wide_norms, clip=c.clip_qkv)
             if c.whole_qk_norm else None,

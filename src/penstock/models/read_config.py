@@ -119,6 +119,8 @@ def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
         raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{family.ARCHITECTURE!r}] is")
     quantized = keys.take("quantization_config", None)
     stored = None if quantized is None else read_quantization(quantized, where)
+    if stored is not None and stored.method == "mxfp4" and model_type != "gpt_oss":
+        raise keys.fail("quant_method 'mxfp4' is read for gpt_oss alone: take an fp8 or int4 checkpoint")
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
     keys.refuse_rest(NOTHING, f"model_type {model_type!r}")
     outside = [i for i in config.eos_ids if i >= config.vocab_size]

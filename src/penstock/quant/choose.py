@@ -23,7 +23,7 @@ def made_kind(quantization: MadeKind, name: str) -> MadeKind | None:
     small and decides much, stays; so does the head, whose errors nothing evens out, but beside integers, where it is of
     eight bits: a third of what a small model reads for a row, which costs little (on 24 of the demo's problems KL to
     float32 is 3.6e-4 with such a head and 3.4e-4 without; bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2)."""
-    if name.endswith(".gate"):
+    if name.endswith((".gate", ".router")):
         return None
     if name == "lm_head":
         return None if quantization == "fp8" else "int8"

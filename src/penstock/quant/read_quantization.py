@@ -20,6 +20,7 @@ READ = {
         "`pack-quantized` with 4 and 8 bits (groups of 32, 64, 128, or a row; with and without zero points); "
         "`int-quantized` with 8 bits; groups of matrices in different forms"
     ),
+    "mxfp4": "gpt-oss's experts, in four-bit floats with a scale for 32",
     "fp8": "Hugging Face's, in blocks of 128 x 128 (`weight_scale_inv`)",
     "awq": "version `gemm`, groups of 32, 64, 128, or a row",
     "gptq": "4 and 8 bits, `gptq` and `gptq_v2`, groups of 32, 64, 128, or a row, `sym` or not, `desc_act` false",
@@ -32,7 +33,7 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
         raise CheckpointError(f"{where}: quantization_config must be an object, not {shown(raw)}")
     told = ToldObject(raw, f"{where}: quantization_config")
     method = told.text("quant_method", "")
-    readers = {"compressed-tensors": read_compressed, "fp8": _blocks, "awq": _awq, "gptq": _gptq}
+    readers = {"compressed-tensors": read_compressed, "fp8": _blocks, "awq": _awq, "gptq": _gptq, "mxfp4": _mxfp4}
     if method not in readers:
         if not method and ("load_in_4bit" in raw or "load_in_8bit" in raw):
             method = "bitsandbytes"
@@ -60,6 +61,12 @@ def _blocks(told: ToldObject) -> StoredQuantization:
     ignored = told.names("modules_to_not_convert", "ignored_layers")
     form = StoredForm("fp8", "block", BLOCK, scale="weight_scale_inv")
     return StoredQuantization("fp8", (Targets(("Linear",), form),), (*ignored, "lm_head"), by_part=True)
+
+
+def _mxfp4(told: ToldObject) -> StoredQuantization:
+    """Experts alone are quantized, and their tensors are named otherwise: models/gpt_oss.py."""
+    told.past("modules_to_not_convert")
+    return StoredQuantization("mxfp4", ())
 
 
 def _awq(told: ToldObject) -> StoredQuantization:

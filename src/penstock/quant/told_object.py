@@ -16,7 +16,6 @@ INSTEAD = "take the model's unquantized checkpoint, or one in compressed-tensors
 REFUSED = {
     "bitsandbytes": "its own library makes them: take the unquantized checkpoint with --quantization int4 or int8",
     "gguf": "take the folder that it was made from, with config.json and safetensors",
-    "mxfp4": "four-bit floats are not read yet: take an fp8 or int4 checkpoint",
     "mxfp4-pack-quantized": "four-bit floats are not read yet: take an fp8 or int4 checkpoint",
     "nvfp4-pack-quantized": "four-bit floats are not read: take an fp8 or int4 checkpoint",
     "modelopt": "take an fp8 checkpoint of compressed-tensors' or HF's",

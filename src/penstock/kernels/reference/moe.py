@@ -40,7 +40,9 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
         if rows is not None and not rows.shape[0]:
             continue
         taken = x if rows is None else x.index_select(0, rows)
-        made = _product(silu_mul(_product(taken, of.gate_up, expert)), of.down, expert)
+        gate_up = _product(taken, of.gate_up, expert)
+        middle = silu_mul(gate_up) if of.clamp is None else _clamped(gate_up, *of.clamp)
+        made = _product(middle, of.down, expert)
         if rows is None:
             out.addcmul_(made.float(), mine[:, None])
         else:
@@ -50,7 +52,16 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
 
 def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
     """x [T, K] by an expert's matrix -> [T, N] of x's dtype. A row's scale comes behind its product."""
-    if matrix.by_group:
-        return (x.float() @ matrix.widened(expert).T).to(x.dtype)
-    made = x @ matrix.numbers[expert].to(x.dtype).T
-    return made if matrix.scale is None else (made.float() * matrix.scale[expert]).to(x.dtype)
+    if matrix.by_group or matrix.in_four_bits:
+        made = (x.float() @ matrix.widened(expert).T).to(x.dtype)
+    else:
+        made = x @ matrix.numbers[expert].to(x.dtype).T
+        made = made if matrix.scale is None else (made.float() * matrix.scale[expert]).to(x.dtype)
+    return made if matrix.bias is None else made.add_(matrix.bias[expert])
+
+
+def _clamped(gate_up: Tensor, slope: float, most: float) -> Tensor:
+    """gate_up [T, 2F] -> [T, F]: `Experts.clamp`. float32 inside."""
+    gate, up = gate_up.float().chunk(2, -1)
+    gate, up = gate.clamp(max=most), up.clamp(-most, most)
+    return (gate * torch.sigmoid(gate * slope) * (up + 1)).to(gate_up.dtype)

@@ -71,7 +71,5 @@ def attention(
         )  # fmt: skip
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
-        attend_chunks(
-            q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:], sinks
-        )
+        attend_chunks(q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:], sinks)
     return out

@@ -243,10 +243,10 @@ def attend_rows(
     sizes = (block_table.shape[1] * 16, window or 0)
     pad, early = max(16, triton.next_power_of_2(width)), has_pdl(q.device)
     _own[(count * kv_heads, splits)](
-        q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks, out, answer, lse, part, part_lse, block_table,
-        rows, *step, *sizes, scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), out.stride(0),
-        kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
-        least_queries(heads // kv_heads, kv), skips, 1 if prefix_splits == 1 else MOST_PARTS,
+        q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks, out,
+        answer, lse, part, part_lse, block_table, rows, *step, *sizes, scale * LOG2_E, splits, split_tokens,
+        prefix_splits, q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
+        pad, least_queries(heads // kv_heads, kv), skips, 1 if prefix_splits == 1 else MOST_PARTS,
         PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, sinks is not None, kv.eight,
         "ieee" if q.dtype == torch.float32 else "tf32", early, num_warps=warps, num_stages=stages,
         launch_pdl=bool(early),

@@ -51,15 +51,41 @@ def _step(sums, low, w, x, x_low, x_at, inside, held, factor, SCALED: tl.constex
 
 
 @triton.jit
+def _four(octets, powers, dtype: tl.constexpr):
+    """Numbers in the lower halves of bytes [R, C] by powers of two [R, C] -> of dtype, exactly. What stands beside the
+    sign are the last bits of a float's exponent and the first of its fraction, 2 ** 126 too small."""
+    octets = octets.to(tl.int32)
+    bits = ((octets & 8) << 28) | ((octets & 7) << 22)
+    return (bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * powers).to(dtype)
+
+
+@triton.jit
+def _step_of_four(
+    sums, w, w_scale, x, x_at, inside, held, there, R: tl.constexpr, C: tl.constexpr, EVEN_K: tl.constexpr
+):  # fmt: skip
+    """Adds weights in four bits at pointers [R, C], with a scale for 16 bytes [R, C / 16], by rows to sums [R, BM].
+    x_at: of the first 16 of each 32 of a row [BM, C].   inside, held, there: weights, rows' numbers [BM, C], scales."""
+    octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
+    powers = tl.load(w_scale, mask=there, other=0).to(tl.int32) << 23
+    spread = tl.broadcast_to(powers.to(tl.float32, bitcast=True)[:, :, None], (R, C // 16, 16)).reshape(R, C)
+    row = tl.load(x + x_at, mask=held, other=0.0)
+    sums = tl.dot(_four(octets, spread, row.dtype), row.T, sums)
+    row = tl.load(x + x_at + 16, mask=held, other=0.0)
+    return tl.dot(_four(octets >> 4, spread, row.dtype), row.T, sums)
+
+
+@triton.jit
 def _grouped(
-    x, x_low, x_scale, w, w_scale, out, out_low, out_scale, pairs, tiles, chosen, N, K, TOP_K: tl.constexpr,
-    GATED: tl.constexpr, SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
+    x, x_low, x_scale, w, w_scale, bias, out, out_low, out_scale, pairs, tiles, chosen, N, K, slope, most,
+    TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, GATED: tl.constexpr,
+    SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
     FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WG: tl.constexpr,
     XG: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """GATED: rows of x by token, out by slot, N of gate and up each; else rows of x by slot, out by pair.
 
-    W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a part.
+    W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a part; 3: weights in
+    four bits, and scales of theirs.
     """
     wait(EARLY)
     tile, block = tl.program_id(1), tl.program_id(0)
@@ -74,7 +100,13 @@ def _grouped(
         pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
         source = pair // TOP_K if GATED else slot
         matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)  # its row in all experts'
-        w_row, below = w + matrix[:, None] * K + lane[None, :], tl.cast(N, tl.int64) * K
+        FOUR: tl.constexpr = W_SCALES == 3
+        octet, group = tl.arange(0, BK // 2), tl.arange(0, BK // 32)
+        if FOUR:
+            w_row, below = w + matrix[:, None] * (K // 2) + octet[None, :], tl.cast(N, tl.int64) * (K // 2)
+            lane = octet // 16 * 32 + octet % 16
+        else:
+            w_row, below = w + matrix[:, None] * K + lane[None, :], tl.cast(N, tl.int64) * K
         x_row = source[:, None] * K + lane[None, :]
         sums, low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
         up, up_low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
@@ -82,23 +114,43 @@ def _grouped(
         for at in tl.range(0, K, BK, num_stages=STAGES):
             inside = (at + lane < K)[None, :]
             held = real[:, None] if EVEN_K else real[:, None] & inside
-            factor = 1.0
-            if X_SCALES == 2:
-                factor = tl.load(x_scale + source * tl.cdiv(K, XG) + at // XG, mask=real, other=0.0)[None, :]
-            w_factor, up_factor = factor, factor
-            if W_SCALES == 2:
-                of_w = w_scale + matrix * tl.cdiv(K, WG) + at // WG
-                w_factor = factor * tl.load(of_w)[:, None]
+            if FOUR:
+                of_w, there = w_scale + (matrix * (K // 32) + at // 32)[:, None] + group, (at + group * 32 < K)[None, :]
+                sums = _step_of_four(
+                    sums, w_row + at // 2, of_w, x, x_row + at, inside, held, there, BN, BK // 2, EVEN_K
+                )
                 if GATED:
-                    up_factor = factor * tl.load(of_w + N * tl.cdiv(K, WG))[:, None]
-            sums, low = _step(
-                sums, low, w_row + at, x, x_low, x_row + at, inside, held, w_factor, SCALED, PAIRED, EVEN_K
-            )
-            if GATED:
-                up, up_low = _step(
-                    up, up_low, w_row + below + at, x, x_low, x_row + at, inside, held, up_factor, SCALED, PAIRED,
-                    EVEN_K,
-                )  # fmt: skip
+                    up = _step_of_four(
+                        up,
+                        w_row + below + at // 2,
+                        of_w + N * (K // 32),
+                        x,
+                        x_row + at,
+                        inside,
+                        held,
+                        there,
+                        BN,
+                        BK // 2,
+                        EVEN_K,
+                    )
+            else:
+                factor = 1.0
+                if X_SCALES == 2:
+                    factor = tl.load(x_scale + source * tl.cdiv(K, XG) + at // XG, mask=real, other=0.0)[None, :]
+                w_factor, up_factor = factor, factor
+                if W_SCALES == 2:
+                    of_w = w_scale + matrix * tl.cdiv(K, WG) + at // WG
+                    w_factor = factor * tl.load(of_w)[:, None]
+                    if GATED:
+                        up_factor = factor * tl.load(of_w + N * tl.cdiv(K, WG))[:, None]
+                sums, low = _step(
+                    sums, low, w_row + at, x, x_low, x_row + at, inside, held, w_factor, SCALED, PAIRED, EVEN_K
+                )
+                if GATED:
+                    up, up_low = _step(
+                        up, up_low, w_row + below + at, x, x_low, x_row + at, inside, held, up_factor, SCALED, PAIRED,
+                        EVEN_K,
+                    )  # fmt: skip
         if PAIRED and not SCALED:
             sums += low / 16.0
             up += up_low / 16.0
@@ -110,9 +162,15 @@ def _grouped(
             sums *= tl.load(w_scale + matrix)[:, None]
             if GATED:
                 up *= tl.load(w_scale + matrix + N)[:, None]
+        if HAS_BIAS:
+            sums += tl.load(bias + matrix).to(tl.float32)[:, None]
+            if GATED:
+                up += tl.load(bias + matrix + N).to(tl.float32)[:, None]
         there = (n < N)[None, :] & real[:, None]
         if GATED:
-            root = tl.rsqrt(1.0 + tl.exp2(sums * -1.4426950408889634))  # squared: 1 / (1 + exp(-gate))
+            if CLAMPED:
+                sums, up = tl.minimum(sums, most), tl.minimum(tl.maximum(up, -most), most) + 1.0
+            root = tl.rsqrt(1.0 + tl.exp2(sums * slope * -1.4426950408889634))  # squared: 1 / (1 + exp(-slope * gate))
             value = tl.trans(sums * root * root * up).to(WIDE)
             at_slot = slot[:, None] * N + n[None, :]
             if FP8 > 0:
@@ -183,10 +241,12 @@ def plan_of(tokens: int, of: Experts) -> Plan:
     eight, by_group = of.gate_up.in_eight_bits, of.gate_up.by_group or of.down.by_group
     each = tokens * of.top_k / of.shape[0]
     if tokens <= UNSORTED:
-        inputs = 128 if by_group else 256
+        inputs = 128 if by_group or of.gate_up.in_four_bits else 256
         return Plan(Cut(16, 32, inputs, 4, 4), Cut(16, 32, inputs, 4, 4), False)
     rows = 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128
     warps = 8 if rows == 128 else 4
+    if of.gate_up.in_four_bits:  # widened in registers, so that shared memory holds bytes
+        return Plan(Cut(rows, 64, 128, 3, warps), Cut(rows, 64, 128, 3, warps), True)
     if not eight:
         outputs, stages = (128, 4) if rows == 128 else (64, 3 if rows == 64 else 4)
         inputs = 64 if rows == 128 else 128
@@ -243,17 +303,20 @@ def _launch(
 ) -> None:  # fmt: skip
     """eight: `out` with its scales, where it is written in eight bits.   groups: neighbours of a row that share a scale
     in what the first product left; 0: this is the first."""
-    k, gated = matrix.numbers.shape[2], not groups
+    k, gated = (rows if isinstance(rows, Tensor) else rows.numbers).shape[1], not groups
     n = out.shape[1]
     x, low, scale = (rows, rows, rows) if isinstance(rows, Tensor) else pointers(rows)
     _, out_low, out_scale = (out, out, out) if eight is None else pointers(eight)
     by_row = isinstance(rows, Fp8Rows) and scale.shape[1] == 1
+    slope, most = of.clamp or (1.0, 0.0)
     early = has_pdl(x.device)
     _grouped[(triton.cdiv(n, cut.outputs), routes.count)](
-        x, low, scale, matrix.numbers, scale if matrix.scale is None else matrix.scale, out, out_low, out_scale,
+        x, low, scale, matrix.numbers, scale if matrix.scale is None else matrix.scale,
+        scale if matrix.bias is None else matrix.bias, out, out_low, out_scale,
         routes.chosen if routes.pairs is None else routes.pairs,
-        routes.chosen if routes.tiles is None else routes.tiles, routes.chosen, n, k, TOP_K=of.top_k, GATED=gated,
-        SORTED=is_sorted, W_SCALES=0 if matrix.scale is None else 1 + matrix.by_group,
+        routes.chosen if routes.tiles is None else routes.tiles, routes.chosen, n, k, slope, most, TOP_K=of.top_k,
+        HAS_BIAS=matrix.bias is not None, CLAMPED=of.clamp is not None, GATED=gated, SORTED=is_sorted,
+        W_SCALES=3 if matrix.in_four_bits else 0 if matrix.scale is None else 1 + matrix.by_group,
         X_SCALES=0 if isinstance(rows, Tensor) else 1 if by_row else 2,
         PAIRED=isinstance(rows, Fp8Rows) and rows.low is not None,
         FP8=0 if eight is None else BITS["eight" if eight.low is None else "pair"], WIDE=WIDE[of.dtype], BM=cut.rows,

@@ -117,8 +117,8 @@ def attend_chunks(
     queries, tokens, warps, stages = _shape(ratio, width, q.dtype)
     tiles = count // (queries // ratio) + chunks
     _prefill[(tiles * kv_heads,)](
-        q, kv.keys, kv.values, q if kv.scales is None else kv.scales, q if sinks is None else sinks, out, start, context, block_table, chunks,
-        tiles, window or 0, scale * LOG2_E,
+        q, kv.keys, kv.values, q if kv.scales is None else kv.scales, q if sinks is None else sinks, out, start,
+        context, block_table, chunks, tiles, window or 0, scale * LOG2_E,
         q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
         max(16, triton.next_power_of_2(width)), window is not None, queries, tokens, sinks is not None, kv.eight,
         "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,

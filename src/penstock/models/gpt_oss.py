@@ -1,0 +1,67 @@
+"""gpt-oss (arXiv:2508.10925): experts with biases and a clamped gate, every second layer with a window, sinks in the
+softmax. Published in four bits (MXFP4); a wide checkpoint of the same form is read too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_layer_types
+from penstock.models.experts import read_experts
+from penstock.models.keys import Keys
+from penstock.models.rope_keys import read_rope
+
+if TYPE_CHECKING:
+    from penstock.layers.maker import Maker
+    from penstock.layers.mlp import FeedForward
+    from penstock.models.decoder import Decoder
+
+ARCHITECTURE = "GptOssForCausalLM"
+THETA, GROUP = 150_000.0, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptOssConfig(DenseConfig):
+    """clamp: (slope, most) of the experts' gate: kernels.expert_matrix.Experts."""
+
+    experts: int
+    experts_a_token: int
+    clamp: tuple[float, float]
+
+
+def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
+    """Reads config.json."""
+    keys.take("initial_context_length", None)  # yarn's original context once more
+    again = keys.count("experts_per_token", None)
+    fields = read_dense(keys, named, head_dim=64, eps=1e-5, rope_of=partial(read_rope, theta=THETA))
+    fields |= read_experts(keys, 128, again or 4)
+    window = given_window(keys, 128)
+    types = read_layer_types(keys, fields["num_layers"], lambda layer: layer % 2 == 0)
+    bias = keys.flag("attention_bias", True)
+    clamp = keys.positive("swiglu_alpha", 1.702), keys.positive("swiglu_limit", 7.0)
+    if fields["hidden_size"] % GROUP or fields["intermediate_size"] % GROUP:
+        raise keys.fail(f"hidden_size and intermediate_size must be multiples of {GROUP}")
+    return GptOssConfig(
+        **fields,
+        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        qkv_bias=bias,
+        o_bias=bias,
+        wide_norms=True,
+        sinks=True,
+        clamp=clamp,
+    )
+
+
+def build(config: GptOssConfig, make: Maker) -> Decoder:
+    """Makes the decoder."""
+    c, stored = config, config.quantization
+    four = stored is not None and stored.method == "mxfp4"
+
+    def feed_forward(layer: int, at: str) -> FeedForward:
+        return make.whole_moe(
+            at, c.hidden_size, c.intermediate_size, c.experts, c.experts_a_token, clamp=c.clamp, four=four
+        )
+
+    return build_dense(c, make, feed_forward)

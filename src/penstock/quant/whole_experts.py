@@ -1,0 +1,134 @@
+"""Experts that a checkpoint has all in one tensor, as gpt-oss is published: wide, inputs first, or in four bits.
+
+    wide    `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
+    MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the lower half first, and
+            `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); of `down_proj` the same
+    both    `gate_up_proj_bias` [E, 2F], `down_proj_bias` [E, d]
+
+Gate and up take turns among the 2F. All is brought into the order of `kernels/expert_matrix.py` while it is filled. It
+knows names and numbers; no layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.expert_matrix import FOURS, ExpertMatrix
+from penstock.quant.weight import FLOATS, Part, Weight
+
+BYTES = frozenset({"U8"})
+DUMMY_SCALES = (118, 122)  # numbers go to 6
+
+Arrange = Callable[[Tensor], Tensor]
+
+
+class Rearranged(Weight):
+    """An array that is made of one tensor's share by moving its numbers about."""
+
+    def __init__(
+        self,
+        part: Part,
+        arrange: Arrange,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        counts: int = 1,
+        drawn: tuple[int, int] | None = None,
+    ) -> None:
+        """drawn: between what dummy bytes are drawn, the end left out."""
+        made = arrange(torch.empty(part.local_shape, dtype=torch.uint8, device="meta")).shape
+        stored = BYTES if dtype == torch.uint8 else FLOATS
+        super().__init__([part], dtype, device, shape=tuple(made), stored=stored, counts=counts)
+        self._flat_shape, self._rows = tuple(made), [made[0]]
+        self._arrange, self._bytes = arrange, drawn
+
+    def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
+        local = tensor if tuple(tensor.shape) == part.local_shape else part.local(tensor)
+        place.copy_(self._arrange(local.to(place.device)))
+
+    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
+        for part, place in self.places():
+            whole = torch.empty(part.shape, dtype=self.dtype, device=place.device)
+            if self._bytes is None:
+                whole.uniform_(*self._drawn, generator=generator)
+            else:
+                whole.random_(*self._bytes, generator=generator)
+            self.fill(part, place, whole)
+
+
+@dataclass(slots=True)
+class WholeExperts:
+    """One matrix of every expert, and its bias, which only one of the ranks that sum their answers adds."""
+
+    loaded: dict[str, Weight]
+    adds_bias: bool = True
+
+    def take(self) -> ExpertMatrix:
+        """Returns the numbers as operations take them, and lets the loaded form go."""
+        scale = self.loaded["scale"].take() if "scale" in self.loaded else None
+        bias = self.loaded["bias"].take()
+        return ExpertMatrix(self.loaded["weight"].take(), scale, bias if self.adds_bias else None)
+
+
+def gate_up_of(
+    at: str, experts: int, inner: int, hidden: int, cut: tuple[int, int], dtype: torch.dtype, device: torch.device,
+    *, four: bool,
+) -> WholeExperts:  # fmt: skip
+    """Returns gate and up [2F, d], of which a rank has some outputs. at: the name before `.gate_up_proj`.   cut: into
+    how many shares, and this rank's."""
+    name, rows, unit = f"{at}.gate_up_proj", 2 * inner, 2 * FOURS
+
+    def part(suffix: str, *shape: int, along: int = 1) -> Part:
+        return Part(f"{name}{suffix}", (experts, *shape), along, *cut, unit)
+
+    if four:
+        numbers = Rearranged(
+            part("_blocks", rows, hidden // FOURS, FOURS // 2), lambda x: _apart(_halves(x)), torch.uint8, device,
+            counts=2, drawn=(0, 256),
+        )  # fmt: skip
+        scale = Rearranged(
+            part("_scales", rows, hidden // FOURS), _apart, torch.uint8, device, counts=0, drawn=DUMMY_SCALES
+        )
+        loaded: dict[str, Weight] = {"weight": numbers, "scale": scale}
+    else:
+        loaded = {"weight": Rearranged(part("", hidden, rows, along=2), lambda x: _apart(x.mT), dtype, device)}
+    return WholeExperts(loaded | {"bias": Rearranged(part("_bias", rows), _apart, dtype, device)})
+
+
+def down_of(
+    at: str, experts: int, inner: int, hidden: int, cut: tuple[int, int], dtype: torch.dtype, device: torch.device,
+    *, four: bool,
+) -> WholeExperts:  # fmt: skip
+    """Returns the second matrix [d, F], of which a rank has some inputs."""
+    name, groups = f"{at}.down_proj", inner // FOURS
+    if four:
+        blocks = Part(f"{name}_blocks", (experts, hidden, groups, FOURS // 2), 2, *cut)
+        scales = Part(f"{name}_scales", (experts, hidden, groups), 2, *cut)
+        loaded: dict[str, Weight] = {
+            "weight": Rearranged(blocks, _halves, torch.uint8, device, counts=2, drawn=(0, 256)),
+            "scale": Rearranged(scales, _same, torch.uint8, device, counts=0, drawn=DUMMY_SCALES),
+        }
+    else:
+        whole = Part(name, (experts, inner, hidden), 1, *cut, FOURS)
+        loaded = {"weight": Rearranged(whole, lambda x: x.mT, dtype, device)}
+    bias = Rearranged(Part(f"{name}_bias", (experts, hidden)), _same, dtype, device)
+    return WholeExperts(loaded | {"bias": bias}, adds_bias=cut[1] == 0)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _apart(x: Tensor) -> Tensor:
+    """Gate and up in turns [E, 2F, ...] -> gate's rows, then up's."""
+    return torch.cat((x[:, ::2], x[:, 1::2]), 1)
+
+
+def _halves(blocks: Tensor) -> Tensor:
+    """Bytes of two neighbours [E, rows, groups, 16] -> [E, rows, groups * 16], of each group 16 beside the other 16."""
+    numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
+    return (numbers[..., : FOURS // 2] | numbers[..., FOURS // 2 :] << 4).flatten(2)

@@ -15,7 +15,7 @@ from typing import Any
 from fuzz_bounds import bounded, strict
 from fuzz_inputs import CANARY
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
 
 class App:
@@ -31,6 +31,7 @@ class App:
         from penstock.server.online.metrics import Metrics
         from penstock.server.openai.http_limits import HttpLimits
         from penstock.server.process.app import build_app
+        from penstock.text.answers.reader import AnswerParsers
 
         self._runner = asyncio.Runner()
         self.engine = FakeEngine(make_tokenizer(folder))
@@ -39,6 +40,9 @@ class App:
             model="fake",
             metrics=Metrics(self.engine, "fake"),  # type: ignore[arg-type]
             limits=HttpLimits(max_body_bytes=100_000),
+            parsers=AnswerParsers(
+                enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="deepseek_r1"
+            ),
         )
         self._app = build_app(self.service)
 
@@ -89,7 +93,7 @@ class App:
         assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 600, error
 
     def sample(self, path: str, body: Sequence[bytes]) -> int:
-        """One of the two routes that make text."""
+        """One of the routes that make text."""
         status, answer = self.ask(path, body)
         assert status in (200, 400, 404, 408, 413), status
         if status == 200:
@@ -97,6 +101,14 @@ class App:
         return status
 
     def _check_sampled(self, answer: bytes) -> None:
+        if answer.startswith(b'{"id":"resp_'):
+            assert strict(answer)["status"] in ("completed", "incomplete")
+            return
+        if answer.startswith(b"event: "):
+            events = [strict(event.partition(b"\ndata: ")[2]) for event in answer[:-2].split(b"\n\n")]
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            assert events[-1]["type"].removeprefix("response.") in ("completed", "incomplete", "error")
+            return
         if not answer.startswith(b"data: "):
             assert strict(answer)["choices"]
             return

@@ -179,13 +179,30 @@ _COMPLETION = {
     "suffix": TEXTS,
 }
 _PARTS = st.lists(st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url"]), "text": TEXTS}), max_size=3)
+_SCHEMAS = st.sampled_from(
+    [{}, {"type": "object", "properties": {"a": {"type": "string"}}}, {"type": "array"}, {"properties": {"a": 7}},
+     {"properties": {"a": {"$ref": "#"}}}, {"oneOf": [{}, {}]}, {"x-guidance": {"lenient": 1}}, {"properties": []}]
+)  # fmt: skip
+_FUNCTION = {"name": st.sampled_from(["f", "g", "", "a b"]) | TEXTS, "parameters": _SCHEMAS, "strict": st.booleans()}
+_TOOLS = st.lists(
+    st.fixed_dictionaries({"type": st.just("function"), "function": bent({"name": "f"}, _FUNCTION)}) | LEAVES,
+    max_size=2,
+)
+_CHOICES = st.sampled_from(["none", "auto", "required", {"type": "function", "function": {"name": "f"}}]) | LEAVES
+_EFFORTS = st.sampled_from(["none", "low", "x"])
+_CALLS = st.lists(
+    bent({"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}, {"function": LEAVES}),
+    max_size=2,
+)
 _MESSAGE = bent(
     {"role": "user", "content": "hi"},
     {
         "role": st.sampled_from(["system", "developer", "user", "assistant", "tool", "king"]),
         "content": TEXTS | _PARTS,
         "name": TEXTS,
-        "tool_calls": st.lists(LEAVES, max_size=2),
+        "tool_calls": _CALLS,
+        "tool_call_id": TEXTS,
+        "reasoning": TEXTS,
         "refusal": LEAVES,
     },
 )
@@ -202,8 +219,36 @@ _CHAT = {
         LEAVES,
         max_size=3,
     ),
-    "tools": st.lists(LEAVES, max_size=1),
+    "tools": _TOOLS,
+    "tool_choice": _CHOICES,
+    "parallel_tool_calls": st.booleans(),
+    "include_reasoning": st.booleans(),
+    "reasoning_effort": _EFFORTS,
 }
+_ITEM = bent(
+    {"role": "user", "content": "hi"},
+    {
+        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "item_reference"]),
+        "role": st.sampled_from(["user", "assistant", "tool"]),
+        "content": TEXTS | st.lists(st.fixed_dictionaries({"type": st.just("input_text"), "text": TEXTS}), max_size=2),
+        **dict.fromkeys(("id", "status", "call_id", "name", "arguments", "output", "summary"), TEXTS | LEAVES),
+    },
+)
+_RESPONSE = {
+    "input": TEXTS | st.lists(_ITEM, max_size=3),
+    "instructions": TEXTS,
+    "max_output_tokens": st.integers(-1, 6),
+    "temperature": NUMBERS,
+    "stream": st.booleans(),
+    "tools": st.lists(bent({"type": "function", "name": "f"}, _FUNCTION), max_size=2),
+    "tool_choice": st.sampled_from(["none", "auto", "required", {"type": "function", "name": "f"}]) | LEAVES,
+    "text": st.fixed_dictionaries({"format": st.fixed_dictionaries({"type": TEXTS | st.just("json_schema")}, optional={
+        "schema": _SCHEMAS})}),
+    "reasoning": st.fixed_dictionaries({}, optional={"effort": _EFFORTS, "summary": LEAVES}),
+    "store": st.booleans(),
+    "metadata": st.dictionaries(st.sampled_from("ab"), LEAVES, max_size=2),
+    "include": st.lists(TEXTS, max_size=1),
+}  # fmt: skip
 _SHORT = {"model": "fake", "max_tokens": 3}
 
 
@@ -213,6 +258,10 @@ def completions() -> st.SearchStrategy[bytes]:
 
 def chats() -> st.SearchStrategy[bytes]:
     return bent({"messages": [{"role": "user", "content": "hi"}], **_SHORT}, _CHAT).map(render)
+
+
+def responses() -> st.SearchStrategy[bytes]:
+    return bent({"input": "hi", "max_output_tokens": 3}, _RESPONSE).map(render)
 
 
 @st.composite

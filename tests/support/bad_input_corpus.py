@@ -312,6 +312,51 @@ def _chats() -> list[Case]:
     ]
 
 
+# What /v1/responses refuses, and the field that the error must name.
+RESPONSES: list[tuple[Any, dict[str, Any]]] = [
+    ("input", {"input": None}), ("input", {"input": 7}), ("input", {"input": []}), ("input", {"input": "x" * CONTEXT}),
+    ("input[0]", {"input": [7]}), ("input[0].type", {"input": [{"type": CANARY}]}),
+    ("input[0].type", {"input": [{"type": "item_reference", "id": CANARY}]}),
+    ("input[0]", {"input": [{"role": "user"}]}), ("input[0].role", {"input": [{"role": CANARY, "content": "x"}]}),
+    ("input[0].content[0]", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": CANARY}]}]}),
+    ("input[0].content[0]", {"input": [{"role": "user", "content": [7]}]}),
+    ("input[0]", {"input": [{"type": "function_call", "call_id": CANARY}]}),
+    ("input", {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{" + CANARY}]}),
+    ("input[0].output[0]", {"input": [{"type": "function_call_output", "call_id": "a", "output": [{}]}]}),
+    ("instructions", {"instructions": 7}), ("max_output_tokens", {"max_output_tokens": -NUMBER}),
+    ("max_output_tokens", {"max_output_tokens": CANARY}), ("temperature", {"temperature": NUMBER}),
+    ("tools[0].type", {"tools": [{"type": "web_search_preview"}]}), ("tools[0]", {"tools": [{"type": "function"}]}),
+    ("tools[0].function.name", {"tools": [{"type": "function", "name": CANARY + " x"}]}),
+    ("tool_choice", {"tool_choice": "required"}), ("tool_choice", {"tool_choice": CANARY}),
+    ("text.format.type", {"text": {"format": {"type": CANARY}}}),
+    ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
+    ("text.format", {"text": {"format": {"type": "json_schema", "schema": {"format": "no"}, "strict": True}}}),
+    ("reasoning.effort", {"reasoning": {"effort": "high"}}),
+    ("reasoning.summary", {"reasoning": {"summary": "detailed"}}),
+    ("store", {"store": True}), ("background", {"background": True}), ("conversation", {"conversation": CANARY}),
+    ("previous_response_id", {"previous_response_id": CANARY}), ("include", {"include": [CANARY]}),
+    ("truncation", {"truncation": "auto"}), ("top_logprobs", {"top_logprobs": 3}),
+    ("prompt", {"prompt": {"id": CANARY}}),
+    (..., {"n": NUMBER}), (..., {"messages": []}), (CANARY, {CANARY: 1}),
+]  # fmt: skip
+
+
+def _responses() -> list[Case]:
+    def case(status: int, param: Any, fields: dict[str, Any], code: Any = ...) -> Case:
+        data = request({"input": "hi", "max_output_tokens": 2, **fields}, CLOSE, path="/v1/responses")
+        return Case(f"responses {str(fields)[:70]}", data, status, param, code)
+
+    return [
+        *(case(400, param, fields) for param, fields in RESPONSES),
+        case(404, "model", {"model": CANARY}, "model_not_found"),
+        case(200, ..., {"store": False, "metadata": {"a": CANARY}, "include": []}),
+        case(200, ..., {"input": [{"role": "user", "content": []}], "text": {"format": {"type": "text"}}}),
+        case(200, ..., {"input": [{"type": "reasoning", "summary": []}, {"role": "assistant", "content": "x"}]}),
+        Case("responses: no JSON", request(b"{", CLOSE, path="/v1/responses"), 400, None, "invalid_json"),
+        Case("responses by GET", request(b"", CLOSE, path="/v1/responses", method="GET"), 405, ..., ...),
+    ]
+
+
 def _routes() -> list[Case]:
     ids = ("..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "file-%00", "file-" + "a" * 5000, "%ff%fe", "file-zz", "-",
            "%0d%0aset-cookie:x")  # fmt: skip
@@ -454,4 +499,14 @@ def _served() -> list[Case]:
     ]
 
 
-CORPUS: list[Case] = [*_no_json(), *_fields(), *_many(), *_chats(), *_routes(), *_uploads(), *_http(), *_served()]
+CORPUS: list[Case] = [
+    *_no_json(),
+    *_fields(),
+    *_many(),
+    *_chats(),
+    *_responses(),
+    *_routes(),
+    *_uploads(),
+    *_http(),
+    *_served(),
+]

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzz_inputs import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.demo import model_folder
 from penstock.errors import UsageError
@@ -131,6 +134,32 @@ def test_calls_are_found_however_the_text_is_cut(name: str, text: str, content: 
     draw = random.Random(text)
     for _ in range(20):
         assert read(reader(), text, sorted(draw.choices(range(len(text) + 1), k=3))) == want
+
+
+_BITS = [
+    "<tool_call>", "</tool_call>", "\n", " ", "{", "}", '{"name": ', '"ping"', ', "arguments": ', '"', "\\", ":",
+    ",", "[", "]",
+    "<function=ping>", "</function>", "<parameter=a>", "</parameter>", "<", "<think>", "</think>", "1", "null", "é",
+    "<|python_tag|>", ";", '{"name": "ping", "parameters": {"a": ',
+]  # fmt: skip
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    bits=st.lists(st.sampled_from(_BITS), max_size=14),
+    name=st.sampled_from([*FORMATS]),
+    thinking=st.sampled_from(["open", "may open", "closed"]),
+    data=st.data(),
+)
+def test_any_text_is_read_alike_however_it_is_cut(
+    bits: list[str], name: str, thinking: Thinking, data: st.DataObject
+) -> None:
+    text = "".join(bits)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=4))
+    whole, cut = (AnswerReader(FORMATS[name].parser(TOOLS), thinking) for _ in range(2))
+    found = read(whole, text)
+    assert read(cut, text, cuts) == found
+    assert whole.called == len(found[1]) and whole.thought_length == cut.thought_length <= len(text)
 
 
 def test_one_call_alone() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fuzz_app import CHAT, COMPLETIONS, App, canary_free
+from fuzz_app import CHAT, COMPLETIONS, RESPONSES, App, canary_free
 from fuzz_inputs import (
     BOUNDARY,
     CANARY,
@@ -19,6 +19,7 @@ from fuzz_inputs import (
     examples,
     lines,
     pieces,
+    responses,
     rows,
     sometimes_mangled,
     uploads,
@@ -57,8 +58,14 @@ def test_chats(app: App, body: bytes, data: st.DataObject) -> None:
     event(str(app.sample(CHAT, data.draw(pieces(body)))))
 
 
+@settings(LONG, max_examples=examples(80))
+@given(body=sometimes_mangled(responses()), data=st.data())
+def test_responses(app: App, body: bytes, data: st.DataObject) -> None:
+    event(str(app.sample(RESPONSES, data.draw(pieces(body)))))
+
+
 @settings(LONG, max_examples=examples(60))
-@given(body=completions() | chats(), path=st.sampled_from([COMPLETIONS, CHAT]))
+@given(body=completions() | chats() | responses(), path=st.sampled_from([COMPLETIONS, CHAT, RESPONSES]))
 def test_no_value_is_said_again(app: App, body: bytes, path: str) -> None:
     status, answer = app.ask(path, [body])
     assert status == 200 or canary_free(answer), answer

@@ -31,8 +31,8 @@ from penstock.server.openai.http_errors import (
     status_of,
     too_late,
 )
+from penstock.server.openai.pick_answer import answer_to
 from penstock.server.openai.prompt_ids import PromptTools
-from penstock.server.openai.read_answers import answer_to
 from penstock.server.openai.translate import Call, make_call
 from penstock.text.sandbox_process import Job, Reply
 

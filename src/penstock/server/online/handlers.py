@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.errors import FaultError, PenstockError
+from penstock.errors import FaultError, PenstockError, UsageError
 from penstock.server.online.active_call import ActiveCall, ClientGoneError, until_gone
 from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
 from penstock.server.online.buffered import JSON, BufferedResponse, ResponseBudget
 from penstock.server.online.request_limits import Ticket
-from penstock.server.openai.answers import DONE, BaseAnswer
+from penstock.server.openai.answers import BaseAnswer
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion
 from penstock.server.openai.http_errors import (
     FAILED,
@@ -29,8 +29,9 @@ from penstock.server.openai.http_errors import (
     status_of,
 )
 from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.pick_answer import answer_to
 from penstock.server.openai.prompt_ids import PromptTools
-from penstock.server.openai.read_answers import answer_to
+from penstock.server.openai.responses_forms import PARAMS, read_responses
 from penstock.server.openai.translate import Call, make_call, size_of
 
 if TYPE_CHECKING:
@@ -56,13 +57,13 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             last = await until_gone(self._write(send), receive, self._state.closing, self._deadline)
-        except PenstockError as error:  # the status is sent; the error comes as an event, as clients expect it
-            last = b"data: " + body_of(error) + b"\n\n"
+        except PenstockError as error:
+            last = self._answer.error_event(error)
         except ClientGoneError:
             return
         except Exception:  # a fault of ours: said to this client, raised again for the log; no other request's matter
             self._active.cancel()
-            last = b"data: " + body_of(FaultError(FAILED)) + b"\n\n"
+            last = self._answer.error_event(FaultError(FAILED))
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
@@ -86,9 +87,7 @@ class EventStream(Response):
                         pieces, size = [], 0
             if size:
                 await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
-        if not active.call.include_usage:
-            return DONE
-        return self._answer.usage_event(self._answer.usage(active.call_metrics.made, active.cached)) + DONE
+        return self._answer.last(self._answer.usage(active.call_metrics.made, active.cached))
 
 
 async def buffer_answer(
@@ -119,6 +118,15 @@ async def post_completions(state: AppState, request: Request) -> Response:
 async def post_chat(state: AppState, request: Request) -> Response:
     """POST /v1/chat/completions. Raises PenstockError."""
     return await _post(state, request, read_chat)
+
+
+async def post_responses(state: AppState, request: Request) -> Response:
+    """POST /v1/responses: a chat by another form. Raises PenstockError, whose `param` is that form's."""
+    try:
+        return await _post(state, request, read_responses)
+    except UsageError as error:
+        error.param = None if error.param is None else PARAMS.get(error.param, error.param)
+        raise
 
 
 async def _post(

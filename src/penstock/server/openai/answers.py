@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.errors import PenstockError
 from penstock.request import Delta, PositionLogprobs
+from penstock.server.openai.http_errors import body_of
 from penstock.server.openai.logprobs_json import (
     Listed,
     TokenSpellings,
@@ -146,8 +148,13 @@ class BaseAnswer:
         prompt = self._call.prompts[choice // self._call.sampling.n]
         return b'}],"usage":' + _encode(_counts(len(prompt.ids), made)) + b"}\n\n"
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        return self._usage_head + _encode(usage) + b"}\n\n"
+    def last(self, usage: dict[str, Any]) -> bytes:
+        """What a stream ends with: the counts, where they were asked for."""
+        return (self._usage_head + _encode(usage) + b"}\n\n" if self._call.include_usage else b"") + DONE
+
+    def error_event(self, error: PenstockError) -> bytes:
+        """What a stream ends with that ends in an error: the status is sent, so it comes as an event."""
+        return b"data: " + body_of(error) + b"\n\n"
 
     def usage(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
         """A prompt's tokens count once, whatever n is."""

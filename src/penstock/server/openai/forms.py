@@ -192,7 +192,7 @@ class ChatForm(BaseForm, kw_only=True):
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
-FormT = TypeVar("FormT", bound=BaseForm)
+FormT = TypeVar("FormT", bound=Struct)
 
 
 def read_completion(body: bytes | bytearray, limits: HttpLimits = USUAL) -> CompletionForm:
@@ -204,7 +204,7 @@ def read_completion(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Comp
         raise HttpError("prompt is missing: text, a list of texts, token ids or a list of them", param="prompt")
     if prompts_in(raw["prompt"]) > limits.max_prompts:
         raise HttpError(f"prompt lists more than {limits.max_prompts} prompts: send several bodies", param="prompt")
-    form = _convert(raw, CompletionForm)
+    form = convert(raw, CompletionForm)
     if form.best_of is not None and form.best_of != (1 if form.n is None else form.n):
         message = "best_of is served only where it equals n: leave it out, or choose among n on your side"
         raise HttpError(message, param="best_of", code="unsupported_parameter")
@@ -228,7 +228,13 @@ def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
         raise HttpError("messages must be a list of at least one message", param="messages")
     _check_length(messages, limits)
     raw["messages"] = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
-    form = _convert(raw, ChatForm)
+    form = convert(raw, ChatForm)
+    check_chat(form)
+    return form
+
+
+def check_chat(form: ChatForm) -> None:
+    """Raises HttpError, UsageError for what no prompt makes right."""
     if form.top_logprobs is not None and not 0 <= form.top_logprobs <= MAX_LOGPROBS:
         raise HttpError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}", param="top_logprobs")
     if form.top_logprobs and not form.logprobs:
@@ -238,7 +244,6 @@ def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
     if None not in (form.max_tokens, form.max_completion_tokens) and form.max_tokens != form.max_completion_tokens:
         message = "max_tokens and max_completion_tokens differ: give one of them"
         raise HttpError(message, param="max_completion_tokens")
-    return form
 
 
 def _check_tools(form: ChatForm) -> None:
@@ -342,15 +347,17 @@ def _message(raw: Any, where: str) -> Any:
 _AT = " - at `$"  # behind it msgspec names the place, in words of ours; before it a client's own may stand
 
 
-def _convert(raw: Json, form: type[FormT]) -> FormT:
+def convert(raw: Json, form: type[FormT], where: str = "") -> FormT:
+    """Returns the form of a JSON object that lies at `where` in a body. Raises HttpError, which names the place."""
     try:
         return msgspec.convert(raw, form, strict=True)
     except msgspec.ValidationError as error:
         what, at, place = str(error).rpartition(_AT)
-        what, where = (what, place.removeprefix(".").removesuffix("`")) if at else (place, None)
+        what, inner = (what, place.removesuffix("`")) if at else (place, "")
+        named = (where + inner).removeprefix(".") or None
         what = re.sub(r"enum value .*", "value", what, flags=re.DOTALL)  # a client's own words are not said again
         what = what.replace("`", "").replace("array", "list").replace(" | null", "")
-        message = f"{where}: {what[0].lower()}{what[1:]}" if where else what
-        raise HttpError(message, param=where) from error
+        message = f"{named}: {what[0].lower()}{what[1:]}" if named else what
+        raise HttpError(message, param=named) from error
     except RecursionError as error:
         raise HttpError("the body is nested too deep: flatten it", code="invalid_json") from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.request import Delta
-from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAnswer
+from penstock.server.openai.answers import ChatAnswer
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.text.answers.pieces import AnswerPiece
 from penstock.text.answers.reader import AnswerReader
@@ -81,12 +81,3 @@ def told_of(pieces: Sequence[AnswerPiece], *, whole: bool) -> dict[str, Any]:
             call = calls.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
             call["function"]["arguments"] += piece.text
     return {**told, "tool_calls": list(calls.values())} if calls else told
-
-
-async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAnswer:
-    """Returns the answer of the call's route, once the tables that it writes with are there."""
-    if call.logprobs is not None:
-        await spellings.of(as_ids=call.tokens_as_ids).prepare(chat=call.chat)
-    if not call.chat:
-        return CompletionAnswer(call, model, spellings)
-    return (ChatAnswer if call.reader is None else ReadChatAnswer)(call, model, spellings)

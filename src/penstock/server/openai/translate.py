@@ -25,6 +25,8 @@ from penstock.server.openai.prompt_ids import (
     check_length,
     completion_prompts,
 )
+from penstock.server.openai.responses_forms import ResponsesChat
+from penstock.server.openai.tool_forms import Json
 from penstock.text.bad_words import bad_word_ids
 from penstock.text.sandbox_process import GrammarJob
 
@@ -82,6 +84,7 @@ class Call:
     salt: int = 0  # whose cached blocks it shares
     reader: MakeReader | None = None  # of each answer; None: its text is all content
     include_reasoning: bool = True
+    asked: Json | None = None  # what the answer of /v1/responses says again of its body
 
     @property
     def choices(self) -> int:
@@ -155,6 +158,7 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call
     call.reader = reader
     if isinstance(form, ChatForm):
         call.include_reasoning = form.include_reasoning
+        call.asked = form.asked if isinstance(form, ResponsesChat) else None
     return call
 
 

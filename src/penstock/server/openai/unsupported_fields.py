@@ -79,6 +79,28 @@ CHAT: dict[str, Argument] = {
     **named("echo", (False,), "not served in chat: you have the messages"),
 }
 
+_STATELESS = "nothing is kept between responses: send what was said in input"
+RESPONSES: dict[str, Argument] = {
+    **{name: BOTH[name] for name in (
+        "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+        "service_tier",
+    )},
+    **named("store", (False,), _STATELESS),
+    **named("background", (False,), "a response is waited for; /v1/batches has what isn't"),
+    **named("previous_response_id conversation prompt", (), _STATELESS),
+    **named("include", ([], ["reasoning.encrypted_content"]), "reasoning is given as it is; nothing can be added"),
+    **named("truncation", ("disabled",), "nothing is dropped from input: send less"),
+    **named("top_logprobs", (0,), "logprobs are in /v1/chat/completions"),
+    **named("max_tool_calls", (), "counts calls of built-in tools, and none is run here"),
+    **named("context_management", ([],), "nothing is dropped from input: send less"),
+    **named("moderation", (), "no moderation is run; run it on your side"),
+    **named("stream_options", ({}, {"include_obfuscation": False}), "events are not padded; leave it out"),
+    **named("messages", (), "a chat goes to /v1/chat/completions; here give input"),
+    **named("max_tokens max_completion_tokens", (), "here it is called max_output_tokens"),
+    **named("response_format", (), "here it is called text.format"),
+    **named("n", (1,), "a response is one sample: /v1/chat/completions has n"),
+}  # fmt: skip
+
 MESSAGE: dict[str, Argument] = {
     **named("refusal", ("",), "refusals are not served; put the text in content"),
     **named("function_call", (), _FUNCTIONS),

@@ -119,11 +119,12 @@ async def get_metrics(service: AppState, request: Request) -> Response:
     return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-_FORM, _CHAT = in_json(ref("CompletionForm")), in_json(ref("ChatForm"))
+_FORM, _CHAT, _RESPONSE = (in_json(ref(name)) for name in ("CompletionForm", "ChatForm", "ResponsesForm"))
 _FILES_QUERY = (*page(files.MOST_LISTED), asked("order", type="string", enum=["asc", "desc"]))
 _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Told]] = {
     "POST /v1/completions": (handlers.post_completions, Told(("Completion", EVENTS), _FORM)),
     "POST /v1/chat/completions": (handlers.post_chat, Told(("ChatCompletion", EVENTS), _CHAT)),
+    "POST /v1/responses": (handlers.post_responses, Told(("Response", EVENTS), _RESPONSE)),
     "GET /v1/models": (get_models, Told(("Models",))),
     "GET /v1/models/{model:path}": (get_model, Told(("Model",))),
     "GET /health/live": (get_live, Told(("Live",))),

@@ -23,6 +23,7 @@ from penstock.server.online.buffered import JSON
 from penstock.server.openai import unsupported_fields
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.read_answers import TOOL_CALLS
+from penstock.server.openai.responses_forms import ResponsesForm
 from penstock.server.openai.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
 from penstock.vllm_arguments import Argument
 
@@ -39,6 +40,7 @@ _KINDS: dict[type, Json] = {str: _TEXT, bool: _FLAG, dict: {"type": "object"}}
 _TAKEN = {
     "CompletionForm": unsupported_fields.COMPLETION,
     "ChatForm": unsupported_fields.CHAT,
+    "ResponsesForm": unsupported_fields.RESPONSES,
     "Message": unsupported_fields.MESSAGE,
     "StreamOptions": unsupported_fields.STREAM_OPTIONS,
 }
@@ -53,9 +55,15 @@ def ref(name: str) -> Json:
 
 def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
     """The forms' components for a model of this name, context and vocabulary."""
-    _, found = msgspec.json.schema_components((CompletionForm, ChatForm), ref_template=_PREFIX + "{name}")
+    _, found = msgspec.json.schema_components(
+        (CompletionForm, ChatForm, ResponsesForm), ref_template=_PREFIX + "{name}"
+    )
     told = _ranges(model, longest, vocabulary)
-    special = {"CompletionForm": _completion_ranges(vocabulary), "ChatForm": _chat_ranges()}
+    special = {
+        "CompletionForm": _completion_ranges(vocabulary),
+        "ChatForm": _chat_ranges(),
+        "ResponsesForm": {"max_output_tokens": _whole(1)},
+    }
     for form, policies in _TAKEN.items():
         schema = found[form]
         known: dict[str, Json] = {**told, **special[form]} if form in special else {}
@@ -199,6 +207,15 @@ ANSWERS: dict[str, Json] = {
     "Completion": _answer("text_completion", text=_TEXT),
     "ChatCompletion": _answer(
         "chat.completion", message=_object(role={"const": "assistant"}, content=_or_null(_TEXT), refusal=_NULL)
+    ),
+    "Response": _object(
+        id=_TEXT,
+        object={"const": "response"},
+        status={"enum": ["completed", "incomplete"]},
+        model=_TEXT,
+        created_at=_WHOLE,
+        output={"type": "array", "items": _object(id=_TEXT, type=_TEXT, status=_TEXT)},
+        usage=_object(input_tokens=_WHOLE, output_tokens=_WHOLE, total_tokens=_WHOLE),
     ),
     "Model": _object(id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, max_model_len=_WHOLE),
     "Models": _list("Model"),

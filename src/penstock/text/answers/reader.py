@@ -81,6 +81,11 @@ class AnswerReader:
         self._parallel = parallel
         self.called = 0  # calls that have begun
 
+    @property
+    def thought_length(self) -> int:
+        """Characters of the text before the answer: of reasoning and its marks."""
+        return self._reasoning.length
+
     def feed(self, text: str) -> list[AnswerPiece]:
         """Returns the pieces that this text brings, in their order."""
         return self._read(*self._reasoning.feed(text))

@@ -37,13 +37,17 @@ class ReasoningParser:
     def __init__(self, thinking: Thinking) -> None:
         self._held = ""  # not decided on yet
         self._at = "answer" if thinking == "closed" else "start"
-        self._open, self._spoken = thinking == "open", False
+        self._open = thinking == "open"
+        self._thought = self._spoken = False  # it has begun, and some of it was said
+        self._fed = 0
+        self.length = 0  # characters up to the answer, or of all where that hasn't begun
 
     def feed(self, text: str) -> tuple[str, str]:
         """Returns the reasoning and the answer that this text brings."""
         if self._at == "answer":
             return "", text
         self._held += text
+        self._fed += len(text)
         if self._at == "start" and not self._begin():
             return "", ""
         reasoning = self._think() if self._at == "thought" else ""
@@ -53,6 +57,7 @@ class ReasoningParser:
         answer = ""
         if self._at == "answer":
             answer, self._held = self._held, ""
+        self.length = self._fed - len(answer) if self._thought else 0
         return reasoning, answer
 
     def end(self) -> tuple[str, str]:
@@ -69,7 +74,7 @@ class ReasoningParser:
             return False
         if self._open or text.startswith(OPEN):
             self._held = text.removeprefix(OPEN).lstrip()
-            self._at = "thought"
+            self._at, self._thought = "thought", True
         else:
             self._at = "answer"
         return True

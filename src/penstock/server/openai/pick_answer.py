@@ -1,0 +1,24 @@
+"""Which answer a call gets: its route's, with a reader or without. It knows the answers alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAnswer
+from penstock.server.openai.logprobs_json import TokenSpellings
+from penstock.server.openai.read_answers import ReadChatAnswer
+from penstock.server.openai.responses_answer import ResponsesAnswer
+
+if TYPE_CHECKING:
+    from penstock.server.openai.translate import Call
+
+
+async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAnswer:
+    """Returns the answer of the call's route, once the tables that it writes with are there."""
+    if call.logprobs is not None:
+        await spellings.of(as_ids=call.tokens_as_ids).prepare(chat=call.chat)
+    if not call.chat:
+        return CompletionAnswer(call, model, spellings)
+    if call.asked is not None:
+        return ResponsesAnswer(call, model, spellings)
+    return (ChatAnswer if call.reader is None else ReadChatAnswer)(call, model, spellings)

@@ -1,0 +1,125 @@
+"""Answers of /v1/responses: one body, or OpenAI's events in their order. It knows a call, output items and JSON; no
+HTTP.
+
+First come created and in_progress, then each output item from output_item.added to output_item.done, then completed, or
+incomplete where max_output_tokens or the context cut the answer. An error is an event of its own, and the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.errors import PenstockError
+from penstock.request import Delta, PositionLogprobs
+from penstock.server.openai.answers import BaseAnswer
+from penstock.server.openai.http_errors import body_of
+from penstock.server.openai.logprobs_json import TokenSpellings
+from penstock.server.openai.output_items import Event, OutputItems
+from penstock.text.answers.reader import AnswerReader
+
+if TYPE_CHECKING:
+    from penstock.server.openai.translate import Call
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponsesAnswer(BaseAnswer):
+    """The answer of /v1/responses, to one sample."""
+
+    prefix, kind, event_kind = "resp", "response", "response"
+
+    def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
+        super().__init__(call, model, spellings)
+        self.id = self.id.replace("-", "_", 1)
+        self._model, self._created = model, int(time.time())
+        self._items = OutputItems()
+        self._reader = call.reader() if call.reader is not None else AnswerReader()
+        self._tokens: list[int] = []
+        self._number = 0  # of the next event
+        self._status = "in_progress"
+
+    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+        """The finished output of the sample's one delta."""
+        self._take(delta)
+        return _encode(self._items.items)
+
+    def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
+        """The whole response."""
+        return [_encode({**self._response(), "output": msgspec.Raw(choices[0]), "usage": self._counts(usage)})]
+
+    def event(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+        """The events of one delta."""
+        begin: list[Event] = []
+        if not self._number:
+            begin = [("created", {"response": self._response()}), ("in_progress", {"response": self._response()})]
+        return self._told([*begin, *self._take(delta)])
+
+    def last(self, usage: dict[str, Any]) -> bytes:
+        """The event of the whole response."""
+        whole = {**self._response(), "output": self._items.items, "usage": self._counts(usage)}
+        return self._told([(self._status, {"response": whole})])
+
+    def error_event(self, error: PenstockError) -> bytes:
+        """The last event of a response that ends in an error."""
+        told = msgspec.json.decode(body_of(error))["error"]
+        return self._event_bytes("error", {name: told[name] for name in ("code", "message", "param")})
+
+    def _take(self, delta: Delta) -> list[Event]:
+        self._tokens += delta.token_ids
+        pieces = self._reader.feed(delta.text)
+        ended = delta.finish_reason is not None
+        if ended:
+            pieces += self._reader.end()
+        events = [event for piece in pieces for event in self._items.take(piece)]
+        if ended:
+            self._status = "completed" if delta.finish_reason == "stop" else "incomplete"
+            events += self._items.close(self._status)
+        return events
+
+    def _response(self) -> dict[str, Any]:
+        """All but its output and its counts."""
+        sampling, cut = self._call.sampling, self._status == "incomplete"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": self._status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "model": self._model,
+            **(self._call.asked or {}),
+            "output": [],
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def _counts(self, usage: dict[str, Any]) -> dict[str, Any]:
+        thought = 0
+        if self._tokenizer is not None and (end := self._reader.thought_length):
+            skip = self._call.sampling.skip_special_tokens
+            thought = self._tokenizer.tokens_until(self._tokens, end, skip_special_tokens=skip)
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": usage["total_tokens"],
+        }
+
+    def _told(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self._event_bytes(f"response.{name}", said) for name, said in events)
+
+    def _event_bytes(self, kind: str, said: dict[str, Any]) -> bytes:
+        data = _encode({"type": kind, "sequence_number": self._number, **said})
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

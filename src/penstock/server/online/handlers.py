@@ -144,7 +144,7 @@ async def _post(
             form = read(await state.intake.read(request, place), state.limits)
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
-            work = _Work(state, request, ticket, state.deadline(form.timeout))
+            work = RequestWork(state, request, ticket, state.deadline(form.timeout))
             client, turn = state.client, state.limits.turn_ids
             tools = PromptTools(client.facts, client.tokenizer, work.in_sandbox, work.in_thread, turn, state.parsers)
             call = await make_call(form, tools)
@@ -158,7 +158,7 @@ async def _post(
         raise
 
 
-async def _answer(work: _Work, call: Call) -> Response:
+async def _answer(work: RequestWork, call: Call) -> Response:
     """Submits the call. Raises PenstockError, ClientGoneError."""
     state, request = work.state, work.request
     answer = await answer_to(call, state.model, state.spellings)
@@ -173,7 +173,7 @@ async def _answer(work: _Work, call: Call) -> Response:
     return BufferedResponse(state.responses, pieces, answer.id)
 
 
-class _Work:
+class RequestWork:
     """What is done for one request before its answer begins. Its client's leaving, its deadline and the server's end
     cut it short."""
 

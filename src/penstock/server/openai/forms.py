@@ -197,7 +197,12 @@ FormT = TypeVar("FormT", bound=Struct)
 
 def read_completion(body: bytes | bytearray, limits: HttpLimits = USUAL) -> CompletionForm:
     """A completion's form. Raises HttpError."""
-    raw = sift(read_object(body, limits), CompletionForm.__struct_fields__, COMPLETION)
+    return completion_form(read_object(body, limits), limits)
+
+
+def completion_form(raw: Json, limits: HttpLimits) -> CompletionForm:
+    """Returns the form of a body's object. Raises HttpError."""
+    raw = sift(raw, CompletionForm.__struct_fields__, COMPLETION)
     _sift_stream_options(raw)
     _sift_forms(raw)
     if "prompt" not in raw:
@@ -218,7 +223,12 @@ def prompts_in(prompt: Any) -> int:
 
 def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
     """A chat's form. Raises HttpError."""
-    raw = sift(read_object(body, limits), ChatForm.__struct_fields__, CHAT)
+    return chat_form(read_object(body, limits), limits)
+
+
+def chat_form(raw: Json, limits: HttpLimits) -> ChatForm:
+    """Returns the form of a body's object. Raises HttpError."""
+    raw = sift(raw, ChatForm.__struct_fields__, CHAT)
     _sift_stream_options(raw)
     _sift_forms(raw)
     if raw.get("tools") == []:

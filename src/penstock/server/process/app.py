@@ -22,7 +22,7 @@ from penstock import __version__
 from penstock.errors import FaultError, PenstockError
 from penstock.server.batch import batches, files
 from penstock.server.batch.manager import BatchManager
-from penstock.server.online import handlers
+from penstock.server.online import handlers, token_handlers
 from penstock.server.online.access_log import AccessLog
 from penstock.server.online.active_call import ClientGoneError
 from penstock.server.online.app_state import AppState
@@ -30,7 +30,21 @@ from penstock.server.online.auth import PROBES, AccessPolicy, AuthMiddleware, ke
 from penstock.server.online.buffered import JSON
 from penstock.server.online.request_limits import NOBODY
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
-from penstock.server.process.openapi import BATCH, BYTES, EVENTS, UPLOAD, Told, asked, describe, in_json, page, ref
+from penstock.server.process.not_served import not_served
+from penstock.server.process.openapi import (
+    BATCH,
+    BYTES,
+    DETOKENIZE,
+    EVENTS,
+    TOKENIZE,
+    UPLOAD,
+    Told,
+    asked,
+    describe,
+    in_json,
+    page,
+    ref,
+)
 
 
 def build_app(
@@ -115,6 +129,11 @@ async def get_version(service: AppState, request: Request) -> Response:
     return _json({"version": __version__})
 
 
+async def get_load(service: AppState, request: Request) -> Response:
+    """GET /load: samples that were asked of this process and are not answered yet."""
+    return _json({"server_load": service.request_limits.reqs.total})
+
+
 async def get_metrics(service: AppState, request: Request) -> Response:
     return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -125,6 +144,9 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     "POST /v1/completions": (handlers.post_completions, Told(("Completion", EVENTS), _FORM)),
     "POST /v1/chat/completions": (handlers.post_chat, Told(("ChatCompletion", EVENTS), _CHAT)),
     "POST /v1/responses": (handlers.post_responses, Told(("Response", EVENTS), _RESPONSE)),
+    "POST /tokenize": (token_handlers.post_tokenize, Told(("Tokens",), in_json(TOKENIZE))),
+    "POST /detokenize": (token_handlers.post_detokenize, Told(("Text",), in_json(DETOKENIZE))),
+    "GET /tokenizer_info": (token_handlers.get_tokenizer_info, Told(("TokenizerInfo",))),
     "GET /v1/models": (get_models, Told(("Models",))),
     "GET /v1/models/{model:path}": (get_model, Told(("Model",))),
     "GET /health/live": (get_live, Told(("Live",))),
@@ -132,6 +154,9 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     "GET /health": (get_ready, Told(("Ready",), again=True)),
     "GET /health/engine": (get_engine, Told(("EngineState",), again=True)),
     "POST /admin/restart": (post_restart, Told(("Restart",))),
+    "GET /ping": (get_live, Told(("Live",))),
+    "POST /ping": (get_live, Told(("Live",))),
+    "GET /load": (get_load, Told(("Load",))),
     "GET /version": (get_version, Told(("Version",))),
     "GET /metrics": (get_metrics, Told((CONTENT_TYPE_LATEST.partition(";")[0],))),
 }
@@ -171,6 +196,8 @@ async def _on_http(request: Request, error: Any) -> Response:
     if error.status_code == 405:
         what, code = "this path takes another method", "method_not_allowed"
     message = f"{what}: GET /openapi.json lists what is served"
+    if (instead := not_served(request.url.path)) is not None:
+        message, code = instead, "not_served"
     response = handlers.refuse(request, HttpError(message, status=error.status_code, code=code))
     response.headers.update(error.headers or {})
     if error.status_code == 405:

@@ -164,6 +164,21 @@ UPLOAD: Json = {
     "additionalProperties": False,
 }
 
+TOKENIZE: Json = {
+    "type": "object",
+    "properties": {
+        "model": _TEXT, "prompt": _TEXT, "messages": {"type": "array", "items": ref("Message"), "minItems": 1},
+        "add_special_tokens": _FLAG, "return_token_strs": _FLAG,
+    },
+    "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+}  # fmt: skip
+DETOKENIZE: Json = {
+    "type": "object",
+    "required": ["tokens"],
+    "properties": {"model": _TEXT, "tokens": {"type": "array", "items": _WHOLE}},
+    "additionalProperties": False,
+}
+
 _, _OBJECTS = msgspec.json.schema_components((files.FileObject, batches.BatchObject, batches.BatchForm))
 BATCH = _OBJECTS["BatchForm"]
 
@@ -232,6 +247,15 @@ ANSWERS: dict[str, Json] = {
     "Restart": _object(restarting=_WHOLE),
     "EngineState": _object(alive=_FLAG, seconds_since_step=_REAL, step_timeout=_REAL),
     "Version": _object(version=_TEXT),
+    "Load": _object(server_load=_WHOLE),
+    "Tokens": _object(
+        count=_WHOLE,
+        max_model_len=_WHOLE,
+        tokens={"type": "array", "items": _WHOLE},
+        token_strs=_or_null({"type": "array", "items": _TEXT}),
+    ),
+    "Text": _object(prompt=_TEXT),
+    "TokenizerInfo": _object(tokenizer_class=_TEXT, chat_template=_or_null(_TEXT)),
 }
 
 # --- operations

@@ -1,0 +1,93 @@
+"""Text to token ids and back over HTTP, in vLLM's shapes: what evaluation tools and RL loops ask a server for that has
+the only copy of a tokenizer. It knows requests, forms and the tokenizer; no engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.server.online.app_state import AppState
+from penstock.server.online.auth import key_of
+from penstock.server.online.buffered import JSON
+from penstock.server.online.handlers import RequestWork
+from penstock.server.openai.forms import ChatForm
+from penstock.server.openai.http_errors import HttpError, check_model
+from penstock.server.openai.prompt_ids import LONG_TEXT, PromptTools, chat_prompt
+from penstock.server.openai.token_forms import read_detokenize, read_tokenize
+from penstock.server.openai.translate import size_of
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
+
+MOST_CHARACTERS = 1_000_000  # of a text; a second or so of a processor
+
+
+async def post_tokenize(state: AppState, request: Request) -> Response:
+    """POST /tokenize: a text, or a chat as the model's template renders it. Raises PenstockError, ClientGoneError."""
+    tokenizer, facts = _tokenizer(state), state.client.facts
+    key = key_of(request.scope)
+    state.request_limits.check(key)
+    with state.intake.place() as place:
+        asked = read_tokenize(await state.intake.read(request, place), state.limits)
+        form = asked.form
+        check_model(form.model, state.model)
+        ticket = state.request_limits.acquire(key, *size_of(form))
+        try:
+            work = RequestWork(state, request, ticket, state.deadline(form.timeout))
+            tools = PromptTools(facts, tokenizer, work.in_sandbox, work.in_thread, state.limits.turn_ids, state.parsers)
+            if isinstance(form, ChatForm):
+                ids = (await chat_prompt(form, tools)).ids
+            else:
+                ids = await _ids_of(str(form.prompt), form.add_special_tokens is not False, tokenizer, work)
+        finally:
+            ticket.release()
+    spelt = [tokenizer.token_text(token) for token in ids] if asked.spelt else None
+    return _json({"count": len(ids), "max_model_len": facts.max_model_len, "tokens": ids, "token_strs": spelt})
+
+
+async def _ids_of(text: str, special: bool, tokenizer: Tokenizer, work: RequestWork) -> list[int]:
+    """Returns a text's ids: also of one that is longer than the context, whose length is what many want to know."""
+    if len(text) > MOST_CHARACTERS:
+        raise HttpError(f"prompt has more than {MOST_CHARACTERS} characters: tokenise it in parts", param="prompt")
+    if len(text) <= LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=special)
+    return await work.in_thread(lambda: tokenizer.encode(text, add_special_tokens=special))
+
+
+async def post_detokenize(state: AppState, request: Request) -> Response:
+    """POST /detokenize: the text of token ids, special tokens' too. Raises PenstockError."""
+    tokenizer = _tokenizer(state)
+    state.request_limits.check(key_of(request.scope))
+    with state.intake.place() as place:
+        body = await state.intake.read(request, place)
+        model, ids = read_detokenize(body, state.client.facts.vocab_size, state.limits)
+        check_model(model, state.model)
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+    return _json({"prompt": text})
+
+
+async def get_tokenizer_info(state: AppState, request: Request) -> Response:
+    """GET /tokenizer_info: what a client needs to know of special tokens and templates. Raises HttpError."""
+    tokenizer = _tokenizer(state)
+    told: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": state.client.facts.max_model_len,
+        "vocab_size": tokenizer.vocab_size,
+        "chat_template": tokenizer.chat_template,
+        **tokenizer.special_tokens,
+    }
+    return _json(told)
+
+
+def _tokenizer(state: AppState) -> Tokenizer:
+    if state.client.tokenizer is None:
+        raise HttpError("this server has no tokenizer: start it without --skip-tokenizer-init", status=404)
+    return state.client.tokenizer
+
+
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type=JSON)

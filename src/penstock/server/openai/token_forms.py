@@ -1,0 +1,61 @@
+"""Bodies of /tokenize and /detokenize (vLLM's): a completion's or a chat's prompt, and token ids.
+
+It knows JSON and the forms of the two routes whose prompts these are; no tokenizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.server.openai.forms import ChatForm, CompletionForm, chat_form, completion_form, read_object
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.http_limits import USUAL, HttpLimits
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeForm:
+    """A prompt to tokenise: `form` is what the route would take whose prompt it is. spelt: whether tokens' spellings
+    are told too (`return_token_strs`)."""
+
+    form: CompletionForm | ChatForm
+    spelt: bool
+
+
+def read_tokenize(body: bytes | bytearray, limits: HttpLimits = USUAL) -> TokenizeForm:
+    """Reads the body of POST /tokenize: `prompt`, a text, or `messages` as a chat's. Raises HttpError."""
+    raw = read_object(body, limits)
+    spelt = _flag(raw, "return_token_strs")
+    if "messages" in raw:
+        if "prompt" in raw:
+            raise HttpError("prompt and messages exclude each other: give one of them", param="prompt")
+        return TokenizeForm(chat_form(raw, limits), spelt)
+    if not isinstance(raw.get("prompt"), str):
+        raise HttpError("prompt must be one text, or give messages", param="prompt")
+    return TokenizeForm(completion_form(raw, limits), spelt)
+
+
+def read_detokenize(
+    body: bytes | bytearray, vocabulary: int, limits: HttpLimits = USUAL
+) -> tuple[str | None, list[int]]:
+    """Reads the body of POST /detokenize: (the model that is asked for, ids). Raises HttpError."""
+    raw = read_object(body, limits)
+    model, tokens = raw.pop("model", None), raw.pop("tokens", None)
+    if raw:
+        name = sorted(raw)[0]
+        raise HttpError(f"{name!r} is not a field of /detokenize: it takes model and tokens", param=name)
+    if model is not None and not isinstance(model, str):
+        raise HttpError("model must be a text", param="model")
+    if not isinstance(tokens, list) or set(map(type, tokens)) - {int}:
+        raise HttpError("tokens must be a list of token ids", param="tokens")
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
+        message = f"tokens has an id outside the vocabulary: ids go from 0 to {vocabulary - 1}"
+        raise HttpError(message, param="tokens")
+    return model, tokens
+
+
+def _flag(raw: dict[str, Any], name: str) -> bool:
+    value = raw.pop(name, None)
+    if value not in (None, True, False):
+        raise HttpError(f"{name} must be true or false", param=name)
+    return bool(value)

@@ -1,0 +1,37 @@
+"""Paths of other servers' APIs that this one doesn't have, and what to take instead. It knows paths alone."""
+
+from __future__ import annotations
+
+_GENERATES = "this server generates text, and has no"
+# How a path begins -> what is said of it; the longest that fits counts.
+INSTEAD = {
+    "/v1/embeddings": f"{_GENERATES} embeddings: ask a server of an embedding model",
+    "/embeddings": f"{_GENERATES} embeddings: ask a server of an embedding model",
+    "/pooling": f"{_GENERATES} pooled hidden states: ask a server of an embedding model",
+    "/classify": f"{_GENERATES} classifiers: ask for the logprobs of your labels in /v1/completions",
+    "/score": f"{_GENERATES} cross-encoders: ask for prompt_logprobs of your labels in /v1/completions",
+    "/v1/score": f"{_GENERATES} cross-encoders: ask for prompt_logprobs of your labels in /v1/completions",
+    "/rerank": f"{_GENERATES} rerankers: ask a server of a reranking model",
+    "/v1/rerank": f"{_GENERATES} rerankers: ask a server of a reranking model",
+    "/v2/rerank": f"{_GENERATES} rerankers: ask a server of a reranking model",
+    "/v1/audio": f"{_GENERATES} audio: ask a server of a speech model",
+    "/v1/images": f"{_GENERATES} images: ask a server of an image model",
+    "/v1/videos": f"{_GENERATES} videos: ask a server of a video model",
+    "/v1/realtime": f"{_GENERATES} sessions of speech: take /v1/chat/completions with stream",
+    "/v1/moderations": f"{_GENERATES} moderation: ask a server of a model that is made for it",
+    "/v1/fine_tuning": "this server trains nothing: train elsewhere, and serve the folder that comes of it",
+    "/v1/assistants": "this server keeps no assistants: take /v1/chat/completions, and keep the talk on your side",
+    "/v1/threads": "this server keeps no threads: take /v1/chat/completions, and keep the talk on your side",
+    "/v1/messages": "Anthropic's messages are not served: take /v1/chat/completions",
+    "/v1/load_lora_adapter": "adapters are not loaded while serving: merge one into the weights, and serve that folder",
+    "/custom/synchronous-batch-completions": "Tokasaurus's batch route is not served: send prompts as a list to "
+    "/v1/completions, or a file to /v1/batches",
+    "/generate": "this path is of another server: take /v1/completions",
+    "/invocations": "this path is of another server: take /v1/completions or /v1/chat/completions",
+}
+
+
+def not_served(path: str) -> str | None:
+    """Returns what to take instead of a path that other servers have; None for any other path."""
+    fitting = [start for start in INSTEAD if path == start or path.startswith(f"{start}/")]
+    return INSTEAD[max(fitting, key=len)] if fitting else None

@@ -1,0 +1,107 @@
+"""/tokenize, /detokenize and what else tools ask of a server beside answers; and what other servers' paths are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from server_fake import CONTEXT, Running, make_tokenizer, running_server
+
+from penstock.server.process.not_served import INSTEAD, not_served
+
+pytestmark = pytest.mark.torch
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_server(make_tokenizer(tmp_path_factory.mktemp("tok"), template=TEMPLATE)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as made:
+        yield made
+
+
+def said(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+@pytest.mark.parametrize("text", ["Tom has 3 apples.", "naïve – 学\n", " ", "word " * 2000])
+def test_there_and_back(http: httpx.Client, server: Running, text: str) -> None:
+    told = said(http, "/tokenize", prompt=text, return_token_strs=True)
+    tokenizer = server.service.client.tokenizer
+    assert tokenizer is not None and told["tokens"] == tokenizer.encode(text)
+    assert told["count"] == len(told["tokens"]) == len(told["token_strs"]) and told["max_model_len"] == CONTEXT
+    bare = said(http, "/tokenize", prompt=text, add_special_tokens=False)
+    assert bare["token_strs"] is None and said(http, "/detokenize", tokens=bare["tokens"]) == {"prompt": text}
+
+
+def test_what_is_too_long_to_be_answered_is_counted_all_the_same(http: httpx.Client) -> None:
+    assert said(http, "/tokenize", prompt="ab" * 40_000)["count"] == 80_000 > CONTEXT
+    answer = http.post("/tokenize", json={"prompt": "a" * 1_000_001})
+    assert answer.status_code == 400 and "tokenise it in parts" in answer.json()["error"]["message"]
+
+
+def test_nothing_has_no_text(http: httpx.Client) -> None:
+    assert said(http, "/detokenize", tokens=[]) == {"prompt": ""} and said(http, "/tokenize", prompt="")["tokens"] == []
+
+
+def test_a_chat_is_what_the_template_makes_of_it(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    whole = said(http, "/tokenize", messages=messages)["tokens"]
+    assert said(http, "/detokenize", tokens=whole) == {"prompt": "[user] hi\n>"}
+    open_ended = said(http, "/tokenize", messages=messages, add_generation_prompt=False)["tokens"]
+    assert said(http, "/detokenize", tokens=open_ended) == {"prompt": "[user] hi\n"}
+
+
+def test_what_tools_ask_of_a_tokenizer(http: httpx.Client, server: Running) -> None:
+    told = http.get("/tokenizer_info").json()
+    tokenizer = server.service.client.tokenizer
+    assert tokenizer is not None
+    assert told["chat_template"] == TEMPLATE and told["vocab_size"] == tokenizer.vocab_size
+    assert {name: told[name] for name in tokenizer.special_tokens} == dict(tokenizer.special_tokens)
+
+
+def test_probes(http: httpx.Client) -> None:
+    assert http.get("/ping").status_code == http.post("/ping").status_code == 200
+    assert http.get("/load").json() == {"server_load": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("/tokenize", {}, "prompt must be one text, or give messages"),
+        ("/tokenize", {"prompt": ["a", "b"]}, "prompt must be one text, or give messages"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "x"}]}, "exclude each other"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": "yes"}, "return_token_strs must be true or false"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "the model asked for is not served here"),
+        ("/tokenize", {"prompt": "a", "bogus": 1}, "bogus"),
+        ("/tokenize", {"messages": []}, "messages must be a list of at least one message"),
+        ("/detokenize", {}, "tokens must be a list of token ids"),
+        ("/detokenize", {"tokens": [1, "a"]}, "tokens must be a list of token ids"),
+        ("/detokenize", {"tokens": [True]}, "tokens must be a list of token ids"),
+        ("/detokenize", {"tokens": [-1]}, "tokens has an id outside the vocabulary"),
+        ("/detokenize", {"tokens": [10**30]}, "outside the vocabulary"),
+        ("/detokenize", {"tokens": [1], "text": "a"}, "'text' is not a field of /detokenize"),
+        ("/detokenize", {"tokens": [1], "model": 3}, "model must be a text"),
+    ],
+)
+def test_bad_input(http: httpx.Client, path: str, body: dict[str, Any], error: str) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code in (400, 404) and error in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", INSTEAD)
+def test_other_servers_paths_say_what_to_take(http: httpx.Client, path: str) -> None:
+    answer = http.post(path, json={})
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_served"
+    assert answer.json()["error"]["message"] == INSTEAD[path] == not_served(f"{path}/more")
+    assert not_served(f"{path}x") is None

@@ -13,7 +13,9 @@ from penstock.server.process.not_served import INSTEAD, not_served
 
 pytestmark = pytest.mark.torch
 
-TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")

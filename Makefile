@@ -119,7 +119,7 @@ $(VENV)/development.stamp: $(VENV)/runtime.stamp
 	@touch $@
 
 $(VENV)/reliability.stamp: $(VENV)/development.stamp
-	@echo "setup: lm_eval and schemathesis, which are tried on a server"
+	@echo "setup: clients (lm_eval, schemathesis, langchain, pydantic-ai) that are tried on a server"
 	@$(PIP) -e ".[reliability]"
 	@touch $@
 

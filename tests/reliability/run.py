@@ -241,9 +241,11 @@ PARTS = (
         part(lambda folder, size: fuzz_schema.run(folder, max(2, int(SCHEMA_EXAMPLES * size)))), timeless=True,
     ),
     Part(
-        "bad inputs tried", "real clients", "openai (files and batches too), lm_eval against transformers, curl",
+        "bad inputs tried", "real clients",
+        "openai (files, batches, tools too), lm_eval against transformers, curl, langchain, pydantic-ai",
         tests(
-            "server/openai/test_official_client.py", "server/batch/test_files.py", "server/batch/test_batches.py",
+            "server/openai/test_official_client.py", "server/openai/test_tools.py", "server/openai/test_responses.py",
+            "server/openai/test_agent_clients.py", "server/batch/test_files.py", "server/batch/test_batches.py",
             "server/process/test_serve.py",
         ),
         timeless=True,

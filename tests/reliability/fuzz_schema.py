@@ -159,4 +159,8 @@ def _afterwards(tried: Tried, service: Serving) -> None:
 
 def missing() -> list[str]:
     """Packages of the extra that are not installed."""
-    return [name for name in ("schemathesis", "lm_eval", "langchain_openai", "pydantic_ai") if importlib.util.find_spec(name) is None]
+    return [
+        name
+        for name in ("schemathesis", "lm_eval", "langchain_openai", "pydantic_ai")
+        if importlib.util.find_spec(name) is None
+    ]

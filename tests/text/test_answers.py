@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ import pytest
 from fuzz_inputs import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text_samples import QWEN_SPLIT, byte_level, write
+from tokenizers import AddedToken
 
 from penstock.demo import model_folder
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
+from penstock.text.answers.answer_grammar import around
 from penstock.text.answers.pieces import AnswerPiece
-from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, around, format_of
+from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, format_of
 from penstock.text.answers.reasoning import Thinking, thinking_behind
 from penstock.text.answers.tool import Tool, check_tools
 from penstock.text.tokenizer import Tokenizer
@@ -42,6 +46,15 @@ WEATHER = Tool(
 )
 PING = Tool(name="ping")
 LOOSE = Tool(name="loose", parameters={"type": "object"})
+STRICT_CITY = Tool(
+    name="city",
+    strict=True,
+    parameters={
+        "properties": {"name": {"enum": ["Paris", "Rome"]}},
+        "required": ["name"],
+        "additionalProperties": False,
+    },
+)
 TOOLS = [WEATHER, PING, LOOSE]
 
 Found = tuple[dict[str, str], list[list[str]]]  # texts by kind; [name, arguments] of each call
@@ -274,7 +287,7 @@ def walked(compiler: Any, asked: StructuredOutputsParams, seed: int, start: str 
         allowed = np.nonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little"))[0]
         token = int(draw.choice(allowed))
         if tokenizer.eos_token_id in allowed and (token == tokenizer.eos_token_id or draw.random() < 0.5):
-            return str(tokenizer.decode(ids))
+            return str(tokenizer.decode(ids, skip_special_tokens=False))
         ids.append(token)
         matcher.accept(token)
     return None
@@ -355,6 +368,34 @@ def test_a_text_between_tags_is_free(compiler: Any) -> None:
     assert [(name, json.loads(arguments)) for name, arguments in found] == [
         ("note", {"text": 'a "b" </tool_call> {\n'})
     ]
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["added", "special"])
+def test_marks_that_are_tokens_of_their_own(tmp_path: Path, special: bool) -> None:
+    """As in Qwen's vocabulary; or special ones, which no text spells."""
+    pytest.importorskip("llguidance")
+    from penstock.text.grammar import GrammarCompiler, check_grammar
+
+    made, marks = byte_level(QWEN_SPLIT, ["<|endoftext|>"]), ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+    made.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+    write(tmp_path, made, {"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"})
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.special_texts == {"<|endoftext|>", *(marks if special else ())}
+    compiler = GrammarCompiler(tokenizer, [tokenizer.eos_token_id]), tokenizer
+    for thinking, start in (("open", "hm</think>"), ("may open", "<think>hm</think>\n\n"), ("closed", "")):
+        for must, more in ((True, ""), (False, "Hi <tool_call>")):
+            asked = StructuredOutputsParams(
+                around=around(
+                    thinking, calls=FORMATS["hermes"], tools=[STRICT_CITY], parallel=False, must_call=must,
+                    special=tokenizer.special_texts,
+                )
+            )  # fmt: skip
+            check_grammar(asked)
+            text = walked(compiler, asked, 1, start + more)
+            assert text is not None
+            texts, found = read(AnswerReader(FORMATS["hermes"].parser([STRICT_CITY]), thinking), text)
+            assert [name for name, _ in found] == ["city"] and texts.get("reasoning") == ("hm" if start else None)
+            assert json.loads(found[0][1])["name"] in ("Paris", "Rome")
 
 
 @pytest.mark.parametrize("thinking, start", [("open", "hm </think>"), ("may open", "<think>hm </think>\n\n")])

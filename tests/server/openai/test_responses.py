@@ -143,7 +143,7 @@ def test_the_clients_helpers(client: openai.OpenAI, server: Running) -> None:
     with client.responses.stream(model="fake", input="x", tools=[WEATHER], tool_choice=named) as stream:
         (call,) = stream.get_final_response().output
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Rome"})
-    assert "calls" in server.engine.submitted[-1].sampling.structured_outputs.around
+    assert "call_rest" in server.engine.submitted[-1].sampling.structured_outputs.around
 
 
 def test_an_error_amid_a_stream_is_its_last_event(client: openai.OpenAI, server: Running) -> None:

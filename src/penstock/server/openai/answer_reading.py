@@ -13,7 +13,8 @@ from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt
-from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, CallFormat, around, format_of
+from penstock.text.answers.answer_grammar import around
+from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, CallFormat, format_of
 from penstock.text.answers.reasoning import CLOSE, OPEN, Thinking, thinking_behind
 from penstock.text.answers.tool import Tool
 
@@ -86,11 +87,12 @@ class AnswerReading:
             tools=self._called,
             parallel=self._parallel,
             must_call=must,
+            special=self._tokenizer.special_texts,
         )
 
     def _marks(self) -> set[str]:
         thoughts = set() if self._thinking is None else {OPEN, CLOSE}
-        return thoughts if self._format is None else thoughts | set(self._format.marks)
+        return thoughts if self._format is None else thoughts | set(self._format.marks or ())
 
 
 def _make_reader(calls: CallFormat | None, tools: list[Tool], thinking: Thinking, parallel: bool) -> AnswerReader:

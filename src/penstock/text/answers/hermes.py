@@ -17,7 +17,6 @@ from penstock.text.answers.pieces import AnswerPiece, ContentBuffer, find_mark
 from penstock.text.answers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-CLOSED = "}\n" + END
 
 
 class HermesParser:
@@ -95,21 +94,9 @@ class HermesParser:
         return bool(text)
 
 
-def calls(tools: Sequence[Tool], *, parallel: bool) -> str:
-    """Returns Lark whose rule `calls` is one call of these tools at least; exactly one, unless parallel."""
-    more = ' ("\\n" call)*' if parallel else ""
-    return f"calls: call{more}\ncall: {lark_text(BEGIN)} call_rest\n{_rest(tools)}"
-
-
-def free(tools: Sequence[Tool], *, parallel: bool) -> str:
-    """Returns Lark whose rule `free` is any text in which each call that it begins is one of these tools."""
-    rule = "(begin call_rest)* TEXT" if parallel else r"TEXT | begin call_rest /\s*/"
-    return f"free: {rule}\nbegin[lazy]: TEXT {lark_text(BEGIN)}\nTEXT: /(?s:.*)/\n{_rest(tools)}"
-
-
-def _rest(tools: Sequence[Tool]) -> str:
-    """The rule `call_rest`: a call behind its first mark."""
+def call_rest(tools: Sequence[Tool]) -> str:
+    """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these tools."""
     heads = [lark_text(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ') for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))
-    return f"call_rest: ({bodies}) {lark_text(CLOSED)}\n{rules}\n"
+    return f"call_rest: ({bodies}) {lark_text('}' + chr(10))}\n{rules}\n"

@@ -78,15 +78,9 @@ class Llama3JsonParser:
         return not (call.broken or call.done) or bool(self._text)
 
 
-def calls(tools: Sequence[Tool], *, parallel: bool) -> str:
-    """Returns Lark whose rule `calls` is one call of these tools at least; exactly one, unless parallel."""
+def call_rest(tools: Sequence[Tool]) -> str:
+    """Returns Lark whose rule `call_rest` is a call of one of these tools; it has no marks."""
     heads = [lark_text(f'{{"name": {json.dumps(tool.name)}, "parameters": ') for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))
-    more = ' ("; " call)*' if parallel else ""
-    return f'calls: call{more}\ncall: ({bodies}) "}}"\n{rules}\n'
-
-
-def free(tools: Sequence[Tool], *, parallel: bool) -> str:
-    """Returns Lark whose rule `free` is calls of these tools, or a text that begins like none."""
-    return f"free: calls | PLAIN\nPLAIN: /([^{{<\\s](?s:.*))?/\n{calls(tools, parallel=parallel)}"
+    return f'call_rest: ({bodies}) "}}"\n{rules}\n'

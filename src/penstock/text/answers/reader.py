@@ -1,7 +1,5 @@
-"""How one answer is read, and held: `AnswerReader` parts its text into reasoning, calls and content; `around` writes
-the grammar that holds it to calls, to a form, or to either. Parsers and formats are told apart here, by vLLM's names.
-
-It knows the parsers; no request of HTTP, no tokens.
+"""How one answer is read: `AnswerReader` parts its text into reasoning, calls and content. Parsers and formats are told
+apart here, by vLLM's names. It knows the parsers; no request of HTTP, no tokens.
 """
 
 from __future__ import annotations
@@ -15,25 +13,20 @@ from penstock.text.answers import hermes, llama3_json, qwen3_coder, reasoning
 from penstock.text.answers.pieces import AnswerPiece, CallParser
 from penstock.text.answers.tool import Tool
 
-Lark = Callable[..., str]  # (tools, *, parallel) -> rules
-
 
 class CallFormat(NamedTuple):
-    """How a family of models writes calls. calls, free: grammars of calls alone, and of text with calls in it."""
+    """How a family of models writes calls. call_rest: Lark of a call between its marks, if it has any."""
 
     parser: Callable[[Sequence[Tool]], CallParser]
-    calls: Lark
-    free: Lark
-    marks: tuple[str, ...]
+    call_rest: Callable[[Sequence[Tool]], str]
+    marks: tuple[str, str] | None
 
 
 FORMATS: dict[str, CallFormat] = {
-    "hermes": CallFormat(hermes.HermesParser, hermes.calls, hermes.free, (hermes.BEGIN, hermes.END)),
-    "llama3_json": CallFormat(
-        llama3_json.Llama3JsonParser, llama3_json.calls, llama3_json.free, ()
-    ),  # its tag may be left out
+    "hermes": CallFormat(hermes.HermesParser, hermes.call_rest, (hermes.BEGIN, hermes.END)),
+    "llama3_json": CallFormat(llama3_json.Llama3JsonParser, llama3_json.call_rest, None),
     "qwen3_coder": CallFormat(
-        qwen3_coder.Qwen3CoderParser, qwen3_coder.calls, qwen3_coder.free, (qwen3_coder.BEGIN, qwen3_coder.END)
+        qwen3_coder.Qwen3CoderParser, qwen3_coder.call_rest, (qwen3_coder.BEGIN, qwen3_coder.END)
     ),
 }
 
@@ -107,38 +100,3 @@ class AnswerReader:
         kept = [piece for piece in pieces if self._parallel or piece.call < 1]
         self.called += sum(piece.kind == "name" for piece in kept)
         return kept
-
-
-# --- grammars
-
-
-def around(
-    thinking: reasoning.Thinking,
-    *,
-    form: bool = False,
-    calls: CallFormat | None = None,
-    tools: Sequence[Tool] = (),
-    parallel: bool = True,
-    must_call: bool = False,
-) -> str:
-    """Returns the Lark of a whole answer, in which `@form` stands for the form that was asked for.
-
-    A thought is free, wherever the answer may begin with one. form: there is one. calls, tools: what may be called, or,
-    must_call, has to be. With tools and no form, text is free, and so is what a call says where none is strict.
-    """
-    if calls is None or not tools:
-        answer, rules = "@form", ""
-    elif must_call:
-        answer, rules = "calls", calls.calls(tools, parallel=parallel)
-    elif form:
-        answer, rules = "(calls | @form)", calls.calls(tools, parallel=parallel)
-    else:
-        answer, rules = "free", calls.free(tools, parallel=parallel)
-    thought = "thought[lazy]: /(?s:.*)<\\/think>/\nSPACE: /\\s*/\n"
-    starts = {
-        "closed": (answer, ""),
-        "open": (f"thought SPACE {answer}", thought),
-        "may open": (f'("<think>" thought SPACE)? {answer}', thought),
-    }
-    start, thoughts = starts[thinking]
-    return f"start: {start}\n{thoughts}{rules}"

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import CapacityError, UsageError
@@ -81,7 +82,7 @@ def ray_cluster(address: str | None, environment: Mapping[str, str] | None = Non
         return
     folder = tempfile.mkdtemp(prefix="penstock-ray-") if own else None
     try:
-        _init(address, folder)
+        _init(address, folder, environment or {})
         yield RayCluster(_nodes(), own)
     finally:
         ray.shutdown()
@@ -95,7 +96,19 @@ def needs_ray() -> None:
         raise UsageError('this needs Ray, which isn\'t here: pip install "penstock[ray]"')
 
 
-def _init(address: str | None, folder: str | None) -> None:
+def nodes_without(path: Path) -> list[str]:
+    """Returns the addresses of a joined cluster's machines that don't see a path."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0)(os.path.exists)
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    each = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in alive]
+    seen = ray.get([look.options(scheduling_strategy=there).remote(str(path)) for there in each])
+    return [node["NodeManagerAddress"] for node, there in zip(alive, seen, strict=True) if not there]
+
+
+def _init(address: str | None, folder: str | None, environment: Mapping[str, str]) -> None:
     """Makes this process a driver. SIGTERM stays whose it was: Ray would make it a plain exit."""
     import ray
 
@@ -104,8 +117,9 @@ def _init(address: str | None, folder: str | None) -> None:
     main = threading.current_thread() is threading.main_thread()
     usual = signal.getsignal(signal.SIGTERM)
     own: dict[str, Any] = {"_temp_dir": folder, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    joins = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}  # its machines have another one
     try:
-        ray.init("local" if folder else address, logging_level="warning", **own if folder else {})
+        ray.init("local" if folder else address, logging_level="warning", **own if folder else joins)
     except (RuntimeError, ConnectionError, ValueError, AssertionError) as error:
         raise _not_joined(address or os.environ.get("RAY_ADDRESS"), error) from error
     finally:

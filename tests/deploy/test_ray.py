@@ -3,6 +3,7 @@ engines compute nothing, but for one job of the demo model's."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -13,23 +14,36 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from batch_client import ROUTE, Asked, Results
 from fake_llm import FakeLLM, sample
+from fake_process import COMMAND
+from fake_runner import Orders, expected, write_orders
+from ray_head import free_ports, ray_environment, ray_head
+from service import LETTERS, make_folder
 
 import penstock.jobs.ray_workers as room
 from penstock.config import Config
+from penstock.deploy import ray_deployment
+from penstock.deploy.ray_deployment import RayDeployment
+from penstock.deploy.run_ray import ServeFile, deploy_on_ray
 from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.jobs.run import run_file
+from penstock.ray_cluster import nodes_without
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray isn't installed: make packaging"),
 ]
+at_length = pytest.mark.skipif(not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability")
 JOB = Path(__file__).parents[1] / "support" / "ray_job.py"
 
 
@@ -49,12 +63,9 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    from ray_head import ray_environment, ray_head
-
     folder = Path(tempfile.mkdtemp(prefix="pr-", dir="/tmp"))
     (folder / "engines").mkdir()
-    (folder / "home").mkdir()
-    environment = ray_environment(folder / "home") | {"FAKE_ENGINES": str(folder / "engines")}
+    environment = ray_environment(folder) | {"FAKE_ENGINES": str(folder / "engines")}
     try:
         with ray_head(folder / "ray", 8, environment) as address:
             yield Cluster(address, folder, environment)
@@ -71,7 +82,7 @@ def driver(cluster: Cluster) -> Iterator[Cluster]:
         for name, value in cluster.environment.items():
             patch.setenv(name, value)
         usual = signal.getsignal(signal.SIGTERM)
-        ray.init(cluster.address, logging_level="warning", log_to_driver=False)
+        ray.init(cluster.address, logging_level="error", log_to_driver=False)
         signal.signal(signal.SIGTERM, usual)
         yield cluster
         ray.shutdown()
@@ -146,6 +157,7 @@ def test_an_engine_that_hangs_or_raises_ends_its_actor(
     assert capsys.readouterr().err.count("a worker died and is started again") == 2
 
 
+@at_length
 def test_a_worker_that_keeps_dying_ends_the_job(
     driver: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +192,7 @@ def test_other_versions_and_other_files(driver: Cluster, tmp_path: Path, monkeyp
             on_ray()(Config())
 
 
+@at_length
 def test_the_demo_model_on_ray_gives_what_it_gives_here(driver: Cluster, tmp_path: Path) -> None:
     rows = [{"id": i, "prompt": f"Question: {i} and 8?\nAnswer:", "n": 3, "max_tokens": 6} for i in range(12)]
     source = write(tmp_path / "in.jsonl", [*rows, {"id": "chat", "messages": [{"role": "user", "content": "Hi"}]}])
@@ -187,3 +200,150 @@ def test_the_demo_model_on_ray_gives_what_it_gives_here(driver: Cluster, tmp_pat
     run_file(source, tmp_path / "here.jsonl", config)
     outcome = run_file(source, tmp_path / "ray.jsonl", config, partial(room.RayWorkers, workers=1))
     assert outcome.done == 13 and read(tmp_path / "ray.jsonl") == read(tmp_path / "here.jsonl")
+
+
+# --- Serve
+
+
+@pytest.fixture(scope="module")
+def served(driver: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
+    """An application of no replicas yet, over engines that compute nothing and know what is right."""
+    from ray import serve
+
+    folder = tmp_path_factory.mktemp("served")
+    words = make_folder(folder, Orders(step_seconds=0.02), rows=4, longest=512)
+    (port,) = free_ports(1)
+    deployment = RayDeployment(
+        min_replicas=0, max_replicas=2, target_seconds=1.0, upscale_delay=0.5, downscale_delay=1.0, host="127.0.0.1",
+        served_model_name="fake", knobs={"model": str(folder)},
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_deployment, "LOOK_BACK", 2.0)
+        deploy_on_ray(ServeFile(deployment, port), engine=COMMAND)
+    yield FakeService(f"http://127.0.0.1:{port}", folder, words, ServeFile(deployment, port))
+    serve.shutdown()
+
+
+@dataclass(frozen=True)
+class FakeService:
+    """Where it is, its model's folder, the ids of its letters, and what was deployed."""
+
+    url: str
+    folder: Path
+    words: list[int]
+    file: ServeFile
+    begun: list[int] = field(default_factory=list)  # streams that have told something
+
+    def replicas(self) -> int:
+        """How many serve."""
+        from ray import serve
+
+        states = serve.status().applications["penstock"].deployments["server"].replica_states
+        return sum(count for state, count in states.items() if state == "RUNNING")
+
+    async def stream(self, client: httpx.AsyncClient, number: int, tokens: int) -> str | None:
+        """What is wrong with one stream: None where it is whole and right."""
+        prompt = [(number + i) % 200 for i in range(20)]
+        body = {"model": "fake", "prompt": prompt, "max_tokens": tokens, "seed": number, "stream": True}
+        text, ended = "", False
+        try:
+            async with client.stream("POST", f"{self.url}/v1/completions", json={**body, "ignore_eos": True}) as answer:
+                if answer.status_code != 200:
+                    return f"{number}: {answer.status_code} {(await answer.aread()).decode()[:200]}"
+                async for line in answer.aiter_lines():
+                    ended = ended or line == "data: [DONE]"
+                    if line.startswith("data: {") and "choices" in (event := json.loads(line[6:])):
+                        self.begun.extend([] if text else [number])
+                        text += event["choices"][0]["text"]
+        except httpx.HTTPError as error:
+            return f"{number}: {type(error).__name__} after {len(text)} of {tokens}"
+        right = "".join(LETTERS[self.words.index(token)] for token in expected(prompt, tokens, self.words, number))
+        return None if ended and text == right else f"{number}: {len(text)} of {tokens}, ended {ended}"
+
+    def streams(self, lengths: list[int], meanwhile: Callable[[], object] = lambda: None) -> list[str]:
+        """Streams of these lengths at once, and something beside them in a thread: what is wrong with each."""
+
+        async def all_of_them() -> list[str | None]:
+            limits = httpx.Limits(max_connections=None)
+            async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+                beside = asyncio.create_task(asyncio.to_thread(meanwhile))
+                told = await asyncio.gather(*(self.stream(client, i, tokens) for i, tokens in enumerate(lengths)))
+                await beside
+                return told
+
+        return [fault for fault in asyncio.run(all_of_them()) if fault is not None]
+
+
+def test_from_zero_and_back_under_load_no_stream_is_lost(served: FakeService) -> None:
+    assert served.replicas() == 0
+    assert served.streams([5]) == []  # the first answer has a replica started
+    # Four rows each, and 18 streams: some wait, so a second replica comes while the first is at work. The long one runs
+    # while one goes again.
+    assert served.streams([60] * 17 + [300], lambda: until(lambda: served.replicas() == 2)) == []
+    until(lambda: served.replicas() == 0)
+
+
+@at_length
+def test_a_dead_engine_is_replaced(served: FakeService) -> None:
+    assert served.streams([3]) == []
+    write_orders(served.folder, Orders(step_seconds=0.02, fault="exit", serial=1))
+    assert len(served.streams([3])) == 1  # it was at work on it
+    write_orders(served.folder, Orders(step_seconds=0.02, serial=1))
+    until(lambda: served.streams([3]) == [])  # until it is gone it answers that it is going
+
+
+@at_length
+def test_a_rolling_update_cuts_nothing(served: FakeService) -> None:
+    def update() -> None:
+        until(lambda: len(served.begun) == 2)
+        args = {**served.file.deployment.args(), "served_model_name": "renamed"}
+        deploy_on_ray(ServeFile(RayDeployment.of(args), served.file.port), engine=COMMAND)
+
+    served.begun.clear()
+    assert served.streams([200, 100], update) == []  # begun by the old replica, under its name
+    assert served.streams([5])[0].startswith("0: 404")
+    deploy_on_ray(served.file, engine=COMMAND)
+    assert served.streams([5]) == []
+
+
+@at_length
+def test_a_batch_outlives_its_replica(served: FakeService, tmp_path: Path) -> None:
+    folder, asked = tmp_path / "model", Asked(lines=400, bad=4, ids=8)
+    folder.mkdir()
+    words = make_folder(folder, Orders(step_seconds=0.02), rows=4, longest=512)
+    args = {"name": "batches", "model": str(folder), "served_model_name": "fake", "host": "127.0.0.1"}
+    deployment = RayDeployment.of({**args, "state_dir": str(tmp_path / "state")})
+    deploy_on_ray(ServeFile(deployment, served.file.port, "/kept"), engine=COMMAND)
+    asked.write(tmp_path / "lines.jsonl")
+    with httpx.Client(base_url=f"{served.url}/kept/v1", timeout=60) as http:
+        file = {"file": ("lines.jsonl", (tmp_path / "lines.jsonl").read_bytes())}
+        given = http.post("/files", data={"purpose": "batch"}, files=file).json()["id"]
+        wish = {"input_file_id": given, "endpoint": ROUTE, "completion_window": "24h"}
+        batch = http.post("/batches", json=wish).json()
+
+        def look() -> bool:
+            nonlocal batch
+            with suppress(httpx.HTTPError):  # while there is no replica
+                answer = http.get(f"/batches/{batch['id']}")
+                batch = answer.json() if answer.status_code == 200 else batch
+            return bool(batch["status"] == "completed")
+
+        until(lambda: look() or batch["request_counts"]["completed"] > 40)
+        assert batch["status"] == "in_progress"
+        write_orders(folder, Orders(step_seconds=0.02, fault="exit", serial=1))
+        until(look)
+        results = Results(asked, words)
+        results.output(map(json.loads, http.get(f"/files/{batch['output_file_id']}/content").text.splitlines()))
+        results.errors(map(json.loads, http.get(f"/files/{batch['error_file_id']}/content").text.splitlines()), False)
+    assert results.faults(batch) == []
+
+
+@at_length
+def test_a_replica_that_cannot_start_says_why(driver: Cluster, served: FakeService, tmp_path: Path) -> None:
+    args = {"name": "other", "model": str(tmp_path / "nothing"), "host": "127.0.0.1"}
+    with pytest.raises(EngineError, match=r"no replica could be started: .*nothing"):
+        deploy_on_ray(ServeFile(RayDeployment.of(args), served.file.port, "/other"))
+
+
+def test_a_state_folder_is_seen_by_all(driver: Cluster, tmp_path: Path) -> None:
+    assert nodes_without(tmp_path) == [] and len(nodes_without(tmp_path / "nowhere")) == 1

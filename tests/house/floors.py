@@ -77,5 +77,10 @@ NAMED_TWICE: dict[str, str] = {
 }
 
 # Import name -> its name in pyproject.toml, where the two differ.
-DISTRIBUTIONS = {"zmq": "pyzmq", "prometheus_client": "prometheus-client", "python_multipart": "python-multipart"}
+DISTRIBUTIONS = {
+    "zmq": "pyzmq",
+    "yaml": "pyyaml",
+    "prometheus_client": "prometheus-client",
+    "python_multipart": "python-multipart",
+}
 NOT_OURS_TO_INSTALL = frozenset({"triton", "ray", "modal"})  # come with torch, or with who deploys there

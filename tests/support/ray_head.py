@@ -5,22 +5,46 @@ environment of this one, so what a test's workers read from it is given here."""
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from penstock.deploy.run_ray import serve_environment
 
 SUPPORT = Path(__file__).parent
 SOURCES = SUPPORT.parents[1] / "src"
 
 
-def ray_environment(home: Path) -> dict[str, str]:
-    """What Ray's processes and its drivers begin with, so that nothing is left in the home folder."""
+def ray_environment(folder: Path) -> dict[str, str]:
+    """What Ray's processes and its drivers begin with: all that they leave is in the folder, and no port that another
+    cluster of this machine has taken is asked for."""
+    places = {"HOME": folder / "home", "TMPDIR": folder / "tmp", "HAPROXY": folder / "ha"}
+    for place in places.values():
+        place.mkdir()
+    ports = ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT")
     return {
-        "HOME": str(home), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1",
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "PYTHONPATH": os.pathsep.join([str(SOURCES), str(SUPPORT)]),
+        **serve_environment(), **dict(zip(ports, map(str, free_ports(3)), strict=True)),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(places["HAPROXY"] / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(places["HAPROXY"] / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(places["HAPROXY"]),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(places["HAPROXY"] / "server-state"),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "HOME": str(places["HOME"]), "TMPDIR": str(places["TMPDIR"]), "OMP_NUM_THREADS": "1",
+        "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "PYTHONPATH": os.pathsep.join([str(SOURCES), str(SUPPORT)]),
     }  # fmt: skip
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has, at this moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`penstock deploy`: writes the files that take Penstock to a cloud or a cluster. It deploys nothing itself."""
+"""`penstock deploy`: takes Penstock to a cloud or a cluster. Modal's file it writes and forgets; Ray Serve it asks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import typer
 from penstock.cli.engine_options import EngineCommand, engine_options
 from penstock.errors import UsageError
 
-deploy_app = typer.Typer(
-    help="Write what takes Penstock to others' machines.", no_args_is_help=True, rich_markup_mode=None
-)
+deploy_app = typer.Typer(help="Take Penstock to others' machines.", no_args_is_help=True, rich_markup_mode=None)
 
 _NOT_KEPT = ("model", "revision", "device", "sealed", "load_format", "skip_tokenizer_init", "seed", "preempt_every")
 
 
 @deploy_app.callback()
 def deploy() -> None:
-    """Write what takes Penstock to others' machines."""
+    """Take Penstock to others' machines."""
 
 
 @deploy_app.command(cls=EngineCommand)
@@ -98,6 +96,112 @@ def modal(
     print(f"{out}: modal run {out}::build, modal deploy {out}, modal run {out}::monkeys")
     if missing := modal_missing():
         print(f"penstock: {missing}", file=sys.stderr)
+
+
+@deploy_app.command(cls=EngineCommand)
+@engine_options("data_parallel_size", "seed", "preempt_every")
+def ray(
+    app: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[app.yaml]", help="A Serve config file of one Penstock application. Left out: options."
+        ),
+    ] = None,
+    *,
+    context: typer.Context,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster: `auto` or HOST:PORT. Left out: RAY_ADDRESS, else a cluster of this machine's own, "
+            "which ends with the command."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the config file there, a new one, and bring nothing anywhere.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="The application's name in Serve.")] = "penstock",
+    host: Annotated[
+        str, typer.Option(help="Address that Serve listens on; 0.0.0.0 is all of a machine's.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port that Serve listens on.")] = 8000,
+    route_prefix: Annotated[str, typer.Option(help="Path that the application is under.")] = "/",
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The name clients give. Left out: the model as it stands here.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(help="Cores that Ray sets aside for a replica.")] = 1.0,
+    min_replicas: Annotated[int, typer.Option(help="Replicas that stay while nobody asks; 0 is none.")] = 1,
+    max_replicas: Annotated[int | None, typer.Option(help="Replicas at most. Left out: as many as at least.")] = None,
+    target_seconds: Annotated[
+        float, typer.Option(help="Seconds of work that a replica may have before there are more.")
+    ] = 30.0,
+    upscale_delay: Annotated[float, typer.Option(help="Seconds that it must have so much. From zero at once.")] = 10.0,
+    downscale_delay: Annotated[float, typer.Option(help="Seconds of too little before a replica ends.")] = 300.0,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="As serve's; the same path on every machine. Else PENSTOCK_API_KEY there.")
+    ] = None,
+    allow_no_key: Annotated[
+        bool,
+        typer.Option("--allow-no-key", help="Serve others without a key: a gateway in front checks who asks."),
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A Host to answer, beside addresses; * is any. May be given again.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Shared folder of files and batches; wants one replica, no more and no fewer.")
+    ] = None,
+    enable_auto_tool_choice: Annotated[
+        bool, typer.Option("--enable-auto-tool-choice", help="Let models decide whether they call a tool.")
+    ] = False,
+    tool_call_parser: Annotated[str | None, typer.Option(help="As serve's: how calls are written.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="As serve's: keep what the model thinks apart.")] = None,
+    shutdown_timeout: Annotated[
+        float, typer.Option(help="Seconds that running requests get at a replica's end.")
+    ] = 60.0,
+    step_timeout: Annotated[
+        float, typer.Option(help="Seconds without a completed step, with work, after which a hung engine ends.")
+    ] = 120.0,
+    knobs: dict[str, Any],
+) -> None:
+    """Serve a model on Ray Serve: replicas from zero and back.
+
+    Plain Serve with our server in each replica, HAProxy in front."""
+    from penstock.cli.exit_codes import stopped_by_sigterm
+    from penstock.deploy.ray_deployment import RayDeployment
+    from penstock.deploy.run_ray import ServeFile, absolute_model, deploy_on_ray, read_serve_file, write_serve_file
+    from penstock.ray_cluster import needs_ray
+
+    needs_ray()
+    if app is not None:
+        if given := _given(context, "app", "address"):
+            raise UsageError(f"--{given[0].replace('_', '-')} is said in {app}: change it there", param=given[0])
+        stopped_by_sigterm(lambda: deploy_on_ray(read_serve_file(app), address))
+        return
+    if "model" in knobs:
+        knobs["model"] = absolute_model(knobs["model"])
+    deployment = RayDeployment(
+        name=name, served_model_name=served_model_name, cpus=cpus, min_replicas=min_replicas,
+        max_replicas=max_replicas, target_seconds=target_seconds, upscale_delay=upscale_delay,
+        downscale_delay=downscale_delay, host=host, api_key_file=_whole_path(api_key_file), allow_no_key=allow_no_key,
+        allowed_hosts=tuple(allowed_host or ()), state_dir=_whole_path(state_dir), shutdown_timeout=shutdown_timeout,
+        step_timeout=step_timeout, enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser, knobs=knobs,
+    )  # fmt: skip
+    file = ServeFile(deployment, port, route_prefix)
+    if out is None:
+        stopped_by_sigterm(lambda: deploy_on_ray(file, address))
+        return
+    write_serve_file(file, out)
+    print(f"{out}: penstock deploy ray {out} --address auto")
+
+
+def _given(context: typer.Context, *but: str) -> list[str]:
+    """Options that the user typed."""
+    others = [name for name in context.params if name not in but]
+    return [name for name in others if getattr(context.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT"]
+
+
+def _whole_path(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def _app_name(model: str) -> str:

@@ -1,1 +1,1 @@
-"""Writes what takes Penstock to somebody else's machines, as files that are then the user's own."""
+"""Takes Penstock to somebody else's machines: files that are then the user's own, and an application of Ray Serve."""

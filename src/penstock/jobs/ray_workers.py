@@ -10,12 +10,14 @@ prompts, so what is computed twice is the same. It knows Ray's actors; no files.
 from __future__ import annotations
 
 import heapq
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -86,6 +88,8 @@ class RayWorkers:
     ) -> None:
         if config.parallel.data_parallel_size > 1:
             raise UsageError("--on ray has a worker a replica: leave --data-parallel-size out, and say --workers")
+        if Path(config.model.model).is_dir():  # a worker runs in another folder
+            config = Config.of(**config.told() | {"model": os.path.abspath(config.model.model)})
         self.restarts = 0
         self._made = (msgspec.msgpack.encode(config.told()), open_engine, step_timeout)
         self._identity = identity(config)

@@ -9,12 +9,13 @@ import contextlib
 import gc
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import uvicorn
+from starlette.applications import Starlette
 
 from penstock.errors import EngineError, PenstockError
 from penstock.models.generation_config import read_generation_defaults
@@ -61,13 +62,6 @@ async def serve_engine(
     state: StateFolder | None = None,
 ) -> None:
     """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError if it died."""
-    metrics = Metrics(client, site.name, board)
-    servers = 1 if board is None else board.servers
-    service = AppState(
-        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.access.keys,
-        parsers=site.parsers,
-    )  # fmt: skip
-    manager = None if state is None else BatchManager(service, state)
     if board is None or board.first:
         tell_unserved(Path(client.facts.folder), sys.stderr)
     host, port = listener.getsockname()[:2]
@@ -75,12 +69,29 @@ async def serve_engine(
         listener.listen(BACKLOG)
     except OSError as error:  # another server took the port while ours was loading
         raise port_error(host, port, error) from error
-    with open_log(site.access_log) as log:
+    async with opened_app(client, site, board, state) as (app, service, manager):
         protocol = http_protocol(site.limits, files=state is not None)
-        server = _Server(_uvicorn_config(build_app(service, site.access, log, manager), protocol))
+        server = _Server(_uvicorn_config(app, protocol))
+        await _run(service, manager, server, listener, stop, ready)
+
+
+@contextlib.asynccontextmanager
+async def opened_app(
+    client: EngineClient, site: Site, board: Board | None = None, state: StateFolder | None = None
+) -> AsyncIterator[tuple[Starlette, AppState, BatchManager | None]]:
+    """Inside, the application over an engine, for whoever has connections; what it is over, and its batches. How they
+    end is the caller's: the manager first, then the service."""
+    servers = 1 if board is None else board.servers
+    metrics = Metrics(client, site.name, board)
+    service = AppState(
+        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.access.keys,
+        parsers=site.parsers,
+    )  # fmt: skip
+    manager = None if state is None else BatchManager(service, state)
+    with open_log(site.access_log) as log:
         begun = asyncio.create_task(_begin_sandboxes(service, say=board is None or board.first))
         try:
-            await _run(service, manager, server, listener, stop, ready)
+            yield build_app(service, site.access, log, manager), service, manager
         finally:
             begun.cancel()
             service.close_sandboxes()
@@ -115,7 +126,7 @@ async def _run(
         if manager is not None:
             await manager.go_on()
         ready()
-    with _rare_collections():
+    with rare_collections():
         await _watch(service, serving, stop)
         await _end(service, manager, server, serving, stop)
 
@@ -127,7 +138,7 @@ def line(site: Site, listener: socket.socket) -> str:
 
 
 @contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Has the garbage collector leave what is loaded alone and look at the rest seldom; almost nothing here is cyclic.
 
     A full collection with 1,000 streams open held every one of them up for 135 ms, 68 ms without what was loaded, twice

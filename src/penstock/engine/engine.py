@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.engine.grammars import Grammars
 from penstock.engine.pace import StepPace
@@ -19,6 +20,8 @@ from penstock.request import Request
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import Flight, Runner, StepPlan
+
+FIRST_WEIGHTS = "default"  # the version of those that an engine is opened with
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class Engine:
         grammars: Grammars | None = None,
     ) -> None:
         self.grammars = grammars
+        self.weights_version = FIRST_WEIGHTS
         self.scheduler, self.runner, self.steps_ahead, self.limit = scheduler, runner, steps_ahead, limit
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
         self._rate, self._pace = _Rate(), StepPace()
@@ -108,6 +112,19 @@ class Engine:
         self.completed += 1
         self._rate.look(self.scheduler.counts["generation_tokens"])
         return deltas
+
+    def reset_prefix_cache(self) -> None:
+        """What was computed so far is found by no prompt that comes."""
+        self.scheduler.reset_prefix_cache()
+
+    def update_weights(self, folder: Path, version: str | None = None) -> None:
+        """Puts other weights in the model's place, where no step is out: requests that run go on with them, their
+        prompts as they were computed. version: what answers are stamped with from here on, None: the folder's name.
+        Raises PenstockError, and the old weights stay."""
+        assert not self.flights, "weights are changed between steps"
+        self.runner.update_weights(folder)
+        self.weights_version = folder.name if version is None else version
+        self.reset_prefix_cache()
 
     def stats(self) -> dict[str, float]:
         """The scheduler's and the runner's gauges and counters, the rate now, the expected end of all that is known,

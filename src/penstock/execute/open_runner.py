@@ -19,6 +19,7 @@ from penstock.execute.executor import Executor, open_executor
 from penstock.execute.kv_cache import token_bytes
 from penstock.execute.kv_fit import check_eight_bits, fit_kv, kept_form, reads_eight_bits
 from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
+from penstock.execute.reload import reload_weights
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
 from penstock.kernels.ops import Ops
@@ -74,6 +75,9 @@ def open_share(
         ends, defaults = end_ids(model_config, generation), generation.sampling()
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
+        if layout.size == 1:
+            asked = config.model
+            runner.reload = lambda found: reload_weights(model, found, layout, asked.quantization, asked.seed)
     if layout.size > 1:
         agree(sized)  # all have come so far, and nobody is waited for while another compiles or captures
     return runner

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from penstock.errors import UsageError
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.executor import Executor, Outcome
 from penstock.execute.gpu_specs import rated
@@ -81,6 +83,7 @@ class TorchRunner:
         self._about["kv_bytes"] = kv.bytes()
         self._state: DeviceStep | None = _step(model, ops, limits, end_ids, kv)
         self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
+        self.reload: Callable[[Path], None] | None = None  # told by who opens it; None: its weights stay
         self.at_close: Callable[[], object] = lambda: None
 
     def capture(self, *, agreed: bool = False) -> None:
@@ -104,6 +107,17 @@ class TorchRunner:
         now = self._at_ready if self._binaries is None else self._binaries.counts()
         names = ("jit_compiles", "jit_loads")
         return {name: end - begin for name, begin, end in zip(names, self._at_ready, now, strict=True)}
+
+    def update_weights(self, folder: Path) -> None:
+        """Puts other weights in the place of the model's, where no step is under way. Raises as execute.reload does,
+        and UsageError where several ranks share the model."""
+        if self.reload is None:
+            raise UsageError(
+                "weights are changed where one GPU holds the model: to change those of several ranks make a new engine",
+                param="tensor_parallel_size",
+            )
+        reload = self.reload
+        self._executor.call(lambda: reload(folder))
 
     def describe(self) -> dict[str, Any]:
         return dict(self._about)

@@ -169,6 +169,23 @@ class LLM:
         UsageError with skip_tokenizer_init."""
         return self._needs_tokenizer("get_tokenizer")
 
+    def update_weights(self, model_path: str | Path, *, weights_version: str | None = None) -> None:
+        """Puts the weights of a folder in the place of the model's, made into the scheme that it has; nothing that was
+        computed with the old ones is found again. weights_version: what `self.weights_version` says from here on, None:
+        the folder's name. Raises CheckpointError for weights of another model, that are not whole, or no finite
+        numbers, and UsageError at work: the old ones stay then."""
+        self._between(lambda: self.engine.update_weights(Path(model_path), weights_version))
+
+    def reset_prefix_cache(self) -> bool:
+        """Has no prompt that comes find what was computed so far. Returns that it is so, as vLLM's."""
+        self._between(self.engine.reset_prefix_cache)
+        return True
+
+    @property
+    def weights_version(self) -> str:
+        """Names the weights that answers are made with: `default` for those that it was opened with."""
+        return self.engine.weights_version
+
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start; prompt tokens of a group are counted once (`prefilled_tokens`)."""
         return self._engine.stats() if self._replicas is None else self._replicas.stats()
@@ -302,6 +319,21 @@ class LLM:
                     self._settle()
             finally:
                 self._turning.release()
+
+    def _between(self, work: Callable[[], None]) -> None:
+        """Does what no request may be under way for."""
+        from penstock.engine.interrupts import held_interrupts
+
+        self._refuse_a_fork()
+        if not self._finalizer.alive:
+            raise EngineError("this LLM is closed: make a new one")
+        if not self._turning.acquire(blocking=False):
+            raise UsageError("this LLM is at work: end or close its other generate, chat or stream first")
+        try:
+            with held_interrupts():
+                work()
+        finally:
+            self._turning.release()
 
     def _step(self) -> tuple[list[Delta], KeyboardInterrupt | None]:
         """The news of a step. Ctrl-C meanwhile is handed back: what ended in the step goes out first, it may be the

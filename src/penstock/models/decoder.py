@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -85,6 +86,17 @@ class Decoder:
         if self._logits_scale != 1.0:
             scores.mul_(self._logits_scale)
         return scores if self._logits_cap is None else self.ops.softcap(scores, self._logits_cap)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Everything that holds numbers of the checkpoint."""
+        return self.embedding, self.blocks, self.norm, self.head
+
+    def take_parts_of(self, other: Decoder) -> None:
+        """Takes a prepared twin's parts over; what K and V are stored as stays."""
+        for block, own in zip(other.blocks, self.blocks, strict=True):
+            block.attention.kv_form = own.attention.kv_form
+        self.embedding, self.blocks, self.norm, self.head = other.embedding, other.blocks, other.norm, other.head
 
     def weights(self) -> Iterator[Weight]:
         """Yields every weight, a tied head's once, always in the same order."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.config import BLOCK_SIZE
+from penstock.request import MAX_SALT
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.step import Int32
 
@@ -28,7 +29,7 @@ def words_of(tokens: Int32) -> list[bytes]:
 class PrefixTree:
     """Blocks by what they hold. `slot_token [blocks, 16]` is the pool's token geometry, shared with the scheduler.
 
-    A place is the number of the entry before, or -salt where a chain begins: no salt finds another's blocks.
+    A place is the number of the entry before, or `root` of a salt where a chain begins: no salt finds another's blocks.
     """
 
     def __init__(self, pool: BlockPool, slot_token: Int32, enabled: bool = True) -> None:
@@ -38,10 +39,22 @@ class PrefixTree:
         self._entries: dict[Key, tuple[int, int]] = {}  # -> block, the entry's own number; in their numbers' order
         self._key_of: dict[int, Key] = {}  # by block
         self._last = 0  # the last entry's number
+        self._resets = 0
         pool.on_evict = self._forget
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def root(self, salt: int) -> int:
+        """Returns the place where chains of a salt begin, another after each reset."""
+        return -(salt + self._resets * (MAX_SALT + 1))
+
+    def reset(self) -> None:
+        """Nobody finds anything of what is here, nor of what follows it, any more."""
+        self._resets += 1
+        every = np.array([*self._key_of], np.int32)
+        self._forget(every)
+        self.pool.unkeep(every)
 
     def match(self, words: list[bytes], place: int) -> tuple[Int32, int]:
         """Returns the blocks (not referenced yet) that hold the longest known beginning of `words` behind `place`, and

@@ -297,6 +297,10 @@ class Scheduler:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
+    def reset_prefix_cache(self) -> None:
+        """What was computed so far is found by no prompt that comes; rows that run keep theirs."""
+        self.tree.reset()
+
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start."""
         return {

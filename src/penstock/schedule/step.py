@@ -24,6 +24,7 @@ it equals the draw before it, and the row's tokens are those that it makes witho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -193,6 +194,10 @@ class Runner(Protocol):
 
     def counts(self) -> dict[str, int]:
         """`jit_compiles`, `jit_loads`: kernels compiled, or loaded from a disk, since the runner was ready."""
+
+    def update_weights(self, folder: Path) -> None:
+        """Puts other weights in the place of the model's, where no step is under way. Raises PenstockError; the old
+        ones stay then."""
 
     def describe(self) -> dict[str, Any]:
         """dtype, device, kernels by operation and why, KV tokens, weights' bytes: for stats and doctor."""

@@ -33,12 +33,14 @@ def load_model(
     layout: Layout = ALONE,
     room: int | None = None,
     quantization: Quantization = "auto",
+    finite: bool = False,
 ) -> Decoder:
     """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed` and reads none.
 
     positions: length of the rotary table, None: the config's context. room: bytes that the model may take on the
-    device, None: as many as it gets. CheckpointError for a folder that is not sound, CapacityError where the model
-    doesn't fit the device: both before memory is taken, as far as that can be told.
+    device, None: as many as it gets. finite: whether what is no finite number is refused. CheckpointError for a folder
+    that is not sound, CapacityError where the model doesn't fit the device: both before memory is taken, as far as that
+    can be told.
     """
     config = config or read_model_config(folder)
     schemes = choose_schemes(quantization, config.quantization)
@@ -53,7 +55,7 @@ def load_model(
         if load_format == "dummy":
             dummy_weights(model, seed)
         else:
-            load_weights(model, entries)
+            load_weights(model, entries, finite=finite)
         model.prepare(ops)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):

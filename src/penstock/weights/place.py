@@ -32,9 +32,9 @@ def find_weights(model: Decoder, folder: Path) -> dict[str, Entry]:
 
 
 @torch.inference_mode()
-def load_weights(model: Decoder, entries: dict[str, Entry]) -> None:
+def load_weights(model: Decoder, entries: dict[str, Entry], *, finite: bool = False) -> None:
     """Fills every weight of `model` from what `find_weights` gave. CheckpointError where a number doesn't fit the
-    dtype."""
+    dtype, or, where they are asked to be `finite`, isn't one."""
     places: dict[str, tuple[Weight, Part, Tensor]] = {}
     for weight in model.weights():
         for part, place in weight.places():
@@ -46,6 +46,8 @@ def load_weights(model: Decoder, entries: dict[str, Entry]) -> None:
     for entry, tensor in stream_tensors(wanted, model.device) if streams else read_tensors(wanted):
         weight, part, place = places[entry.name]
         weight.fill(part, place, tensor)
+        if finite and tensor.is_floating_point() and not tensor.float().isfinite().all():
+            raise CheckpointError(f"{entry.shard}: tensor {entry.name!r} holds what is no finite number")
         if weight.dtype == torch.float16 and entry.dtype != "F16" and not place.isfinite().all():
             raise CheckpointError(f"{entry.shard}: tensor {entry.name!r} doesn't fit float16: use bfloat16 or float32")
     for weight in model.weights():

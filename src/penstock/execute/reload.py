@@ -1,0 +1,73 @@
+"""Other weights for a model that runs: loaded beside it, looked at, and put in their place between two steps.
+
+On CUDA captured steps know arrays by their addresses, so numbers are copied into the arrays that are there; on the CPU
+the layers change places. Until all of it is loaded and found to be numbers, nothing of the old is touched. It knows a
+model and a folder; no rows, no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from penstock.config import Quantization
+from penstock.errors import CheckpointError, UsageError
+from penstock.models.decoder import Decoder
+from penstock.models.read_config import read_model_config
+from penstock.parallel.layout import Layout
+from penstock.weights.load import load_model
+
+PLACED = "the weights of {} lie otherwise than those of the engine: give them as those were ({})"
+
+
+def reload_weights(model: Decoder, folder: Path, layout: Layout, quantization: Quantization, seed: int) -> None:
+    """Puts the weights of `folder` in the place of a prepared model's, made into its scheme. Raises CheckpointError
+    where they are of another model, not whole, or no finite numbers, UsageError where they lie otherwise, and
+    CapacityError where both don't fit the device; the old ones stay then."""
+    config = read_model_config(folder)
+    named = (each.name for each in fields(config))
+    other = [name for name in named if getattr(config, name) != getattr(model.config, name, None)]
+    if other or type(config) is not type(model.config):
+        raise CheckpointError(f"{folder} is of another model: its {', '.join(other) or 'model_type'} differ")
+    new = load_model(
+        folder, load_format="auto", dtype=model.dtype, device=model.device, ops=model.ops, seed=seed,
+        positions=model.positions, config=config, layout=layout, quantization=quantization, finite=True,
+    )  # fmt: skip
+    old, fresh = (dict(arrays_of(parts)) for parts in (model.parts, new.parts))
+    forms = [{name: (a.shape, a.dtype) for name, a in arrays.items()} for arrays in (old, fresh)]
+    if forms[0] != forms[1]:
+        name = next(name for name in {**old, **fresh} if forms[0].get(name) != forms[1].get(name))
+        raise UsageError(PLACED.format(folder, name), param="model_path")
+    if model.device.type == "cuda":
+        for name, array in old.items():
+            array.copy_(fresh[name])
+    else:
+        model.take_parts_of(new)
+
+
+def arrays_of(part: Any, at: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yields every array below a part of a model once, with the names on the way to it."""
+    seen = set() if seen is None else seen
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    if isinstance(part, Tensor):
+        yield at, part
+    elif isinstance(part, (list, tuple)):
+        for number, each in enumerate(part):
+            yield from arrays_of(each, f"{at}.{number}", seen)
+    elif isinstance(part, dict):
+        for name, each in part.items():
+            yield from arrays_of(each, f"{at}.{name}", seen)
+    elif type(part).__module__.startswith("penstock.") and not isinstance(part, (type, Layout)):
+        for name in _names(part):
+            yield from arrays_of(getattr(part, name, None), f"{at}.{name}", seen)
+
+
+def _names(part: Any) -> list[str]:
+    slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
+    return sorted({*slots, *getattr(part, "__dict__", ())})

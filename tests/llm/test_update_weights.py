@@ -1,0 +1,141 @@
+"""Weights that change under an LLM: what a fresh start with them gives, in every scheme; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import engine_model
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from penstock import LLM, SamplingParams
+from penstock.errors import CheckpointError, PenstockError, UsageError
+from penstock.execute.reload import arrays_of
+
+pytestmark = pytest.mark.torch
+
+ASK = SamplingParams(max_tokens=12, temperature=1.0, seed=3, n=3, logprobs=0, ignore_eos=True)
+PROMPTS = [list(range(40, 75)), list(range(10, 60)), list(range(40, 90))]
+KNOBS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "kv_cache_tokens": 2048}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model, and the same with other numbers."""
+    first = engine_model.make_folder(tmp_path_factory.mktemp("first"))
+    second = tmp_path_factory.mktemp("models") / "step-200"
+    shutil.copytree(first, second)
+    path, generator = second / "model.safetensors", torch.Generator().manual_seed(9)
+    tensors = {
+        name: tensor + 0.2 * tensor.std().nan_to_num(1.0) * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
+    return first, second
+
+
+def told(llm: LLM) -> list[Any]:
+    """Tokens and logprobs of every sample."""
+    outs = llm.generate(PROMPTS, ASK, use_tqdm=False)
+    return [(o.token_ids, [next(iter(p.values())).logprob for p in o.logprobs]) for out in outs for o in out.outputs]
+
+
+def arrays(llm: LLM) -> dict[str, torch.Tensor]:
+    state = llm.engine.runner._state  # type: ignore[attr-defined]
+    found = dict(arrays_of(state.model.parts))
+    return {name: array.to_dense() if array.is_mkldnn else array for name, array in found.items()}
+
+
+@pytest.mark.parametrize(
+    "knobs", [{}, {"quantization": "fp8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}], ids=str
+)
+def test_other_weights_are_those_of_a_fresh_start(folders: tuple[Path, Path], knobs: dict[str, Any]) -> None:
+    with LLM(str(folders[1]), **KNOBS | knobs) as fresh:
+        wanted, held = told(fresh), arrays(fresh)
+        with LLM(str(folders[0]), **KNOBS | knobs) as llm:
+            before = told(llm)
+            assert before != wanted and llm.weights_version == "default"
+            llm.update_weights(folders[1])
+            assert told(llm) == wanted and llm.weights_version == "step-200"
+            now = arrays(llm)
+            assert held.keys() == now.keys() and all(torch.equal(held[name], now[name]) for name in held)
+            llm.update_weights(str(folders[0]), weights_version="0")
+            assert told(llm) == before and llm.weights_version == "0"
+
+
+def test_nothing_of_the_old_weights_is_found(folders: tuple[Path, Path]) -> None:
+    with LLM(str(folders[0]), **KNOBS) as llm:
+        first = llm.generate([PROMPTS[1]], ASK, use_tqdm=False)[0]
+        again = llm.generate([PROMPTS[1]], ASK, use_tqdm=False)[0]
+        assert first.num_cached_tokens == 0 < (again.num_cached_tokens or 0)
+        llm.update_weights(folders[1])
+        assert llm.generate([PROMPTS[1]], ASK, use_tqdm=False)[0].num_cached_tokens == 0
+        assert llm.generate([PROMPTS[1]], ASK, use_tqdm=False)[0].num_cached_tokens == again.num_cached_tokens
+        assert llm.reset_prefix_cache() is True
+        assert llm.generate([PROMPTS[1]], ASK, use_tqdm=False)[0].num_cached_tokens == 0
+        llm.engine.scheduler.check()
+
+
+def _poisoned(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 4] = torch.nan
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _of_another_shape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128, "rms_norm_eps": 1e-3}))
+
+
+def _half_written(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _without_a_tensor(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (_poisoned, r"'model.layers.1.mlp.down_proj.weight' holds what is no finite number"),
+        (_of_another_shape, "is of another model: its intermediate_size, rms_norm_eps differ"),
+        (_half_written, "model.safetensors"),
+        (_without_a_tensor, "model.norm.weight"),
+    ],
+)
+def test_what_is_refused_changes_nothing(folders: tuple[Path, Path], tmp_path: Path, spoil: Any, error: str) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(folders[1], bad)
+    spoil(bad)
+    with LLM(str(folders[0]), **KNOBS) as llm:
+        before, held = told(llm), arrays(llm)
+        with pytest.raises(CheckpointError, match=error):
+            llm.update_weights(bad)
+        now = arrays(llm)
+        assert llm.weights_version == "default" and all(torch.equal(held[name], now[name]) for name in held)
+        llm.reset_prefix_cache()
+        assert told(llm) == before
+
+
+def test_a_folder_that_is_not_there_and_an_llm_at_work(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    from penstock.llm import Prompt
+
+    with LLM(str(folders[0]), **KNOBS) as llm:
+        with pytest.raises(PenstockError, match=r"config\.json"):
+            llm.update_weights(tmp_path)
+        stream = llm.stream([Prompt(key=1, prompt=PROMPTS[0], params=ASK)])
+        next(stream)
+        with pytest.raises(UsageError, match="at work"):
+            llm.update_weights(folders[1])
+        stream.close()
+        llm.update_weights(folders[1])

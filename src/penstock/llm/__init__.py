@@ -23,10 +23,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
-from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
-from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, TextOrIds, as_list, params_for, token
-from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
+from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, params_for, token
+from penstock.llm.outputs import collect, output_of
+from penstock.request import Delta, Request, RequestOutput, SamplingParams
 from penstock.status_line import Bar
 from penstock.text.chat import check_messages, check_options
 from penstock.text.sandbox import Sandbox
@@ -160,7 +160,7 @@ class LLM:
                     yield Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
                 elif delta.finish_reason is not None:
                     tokens = len(asked.prompt_ids)
-                    yield Finished(key=prompt.key, output=_output(delta), error=delta.error, prompt_tokens=tokens)
+                    yield Finished(key=prompt.key, output=output_of(delta), error=delta.error, prompt_tokens=tokens)
 
     # --- what else it says --------------------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class LLM:
         bar = Bar(sum(p.params.n for p in prompts)) if progress else None
         try:
             for delta, asked, prompt in self._deltas(prompts):
-                _collect(outs[prompt.key], delta, asked, prompt.prompt)
+                collect(outs[prompt.key], delta, asked, prompt.prompt)
                 if bar is not None and delta.finish_reason is not None:
                     bar.advance()
         finally:
@@ -383,34 +383,6 @@ class LLM:
         for out in outs:
             out.outputs.sort(key=lambda output: output.index)
         return outs
-
-
-def _collect(out: RequestOutput, delta: Delta, asked: PendingRequest | None, prompt: TextOrIds | None) -> None:
-    if asked is None:
-        out.error = delta.error
-        return
-    out.prompt = prompt if isinstance(prompt, str) else None
-    out.prompt_token_ids = asked.prompt_ids
-    out.num_cached_tokens = asked.num_cached_tokens
-    out.prompt_logprobs = asked.prompt_logprobs
-    if delta.finish_reason is not None:
-        out.outputs.append(_output(delta))
-
-
-def _output(delta: Delta) -> CompletionOutput:
-    total = None
-    if delta.logprobs is not None:
-        assert isinstance(delta.logprobs, LazyLogprobs), "a client's logprobs are columns"
-        total = delta.logprobs.total
-    return CompletionOutput(
-        index=delta.index,
-        text=delta.text,
-        token_ids=delta.token_ids,
-        finish_reason=delta.finish_reason,
-        stop_reason=delta.stop_reason,
-        cumulative_logprob=total,
-        logprobs=delta.logprobs,
-    )
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:

@@ -16,7 +16,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"execute", "demo"}),
     frozenset({"engine"}),
     frozenset({"llm", "server"}),
-    frozenset({"build", "jobs", "deploy"}),
+    frozenset({"build", "jobs", "deploy", "simulate"}),
     frozenset({"cli", "__main__", "__init__"}),
 )
 # The same inside a room: its sub-rooms from the ground up.

@@ -19,6 +19,7 @@ from penstock.errors import CheckpointError
 SCHEMA = 1
 MANIFEST = "penstock.json"
 STATE = ".build"  # the folder of a build that is under way
+USUAL_PROMPT = 128  # tokens: of prompts in a timed step, where their length isn't what is looked at
 KERNELS = "kernels"  # the folder of kernels' binaries
 
 Value = bool | int | float | str | None
@@ -87,14 +88,30 @@ class Quality(_Told, kw_only=True, frozen=True):
     kept_wide: list[str] = []
 
 
+class TimedEngine(_Told, kw_only=True, frozen=True):
+    """What the engine held whose steps were timed: what its scheduler plans by."""
+
+    num_blocks: int  # of KV, the scratch block included
+    max_rows: int
+    max_model_len: int
+    max_batched_tokens: int
+    grouping: bool  # whether steps have prefix groups
+    sharing: dict[str, float]  # SharingCosts' fields
+
+
 class StepSeconds(_Told, kw_only=True, frozen=True):
-    """A table by columns: seconds of a step with so many rows, each with so many tokens before it, and so many prompt
-    tokens beside them."""
+    """A table by columns, an entry a timed step: seconds of a step of so many rows, each with `context` tokens of its
+    own before it, and behind them `shared` tokens that each `members` of them have together; beside them so many
+    prompt tokens, in prompts of `prompt_length`. A column may be left out where all of it is 0."""
 
     rows: list[int] = []
     context: list[int] = []
     prompt_tokens: list[int] = []
     seconds: list[float] = []
+    prompt_length: list[int] = []
+    shared: list[int] = []
+    members: list[int] = []
+    engine: TimedEngine | None = None
 
 
 class ExpectedWork(_Told, kw_only=True, frozen=True):

@@ -24,7 +24,6 @@ from penstock.artifact.manifest import Decision, ExpectedWork, StepSeconds, Valu
 from penstock.build.build_state import Result
 from penstock.build.decide import REPEATS, decide, measure, middle, noise_percent
 from penstock.build.options import BuildOptions
-from penstock.build.step_table import time_steps
 from penstock.build.trial import OpenModel, Timing, in_time, kv_tokens_of
 from penstock.build.tune_kernels import tune_kernels
 from penstock.build.work_sample import WorkSample
@@ -33,6 +32,7 @@ from penstock.errors import CapacityError
 from penstock.execute.kv_fit import reads_eight_bits
 from penstock.execute.open_runner import find_device, find_ops
 from penstock.execute.padding import GRAPH_ROWS, padded
+from penstock.execute.step_table import steps_like, time_steps
 from penstock.models.read_config import read_model_config
 
 KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = 0.2, 0.1, 0.2  # of the time: kernels, the steps' table, the last comparison
@@ -106,7 +106,8 @@ class Tuner:
             for place, (name, candidates) in enumerate(waiting):
                 share = (self._end - self._clock()) / (len(waiting) + len(reopened) - place)
                 self._try(name, candidates, share, partial(self._timed, model, runs, name))
-            table = time_steps(model.runner, self._works, self._seconds * TABLE_SHARE)
+            steps = [step for work in self._works for step in steps_like(work.facts())]
+            table = time_steps(model.runner, steps, self._seconds * TABLE_SHARE)
         for place, (name, value) in enumerate(reopened):
             self._try_reopened(name, value, runs, (self._end - self._clock()) / (len(reopened) - place))
         expected = self._compare(runs)

@@ -20,6 +20,7 @@ from penstock.cli.build_command import add_build
 from penstock.cli.deploy_commands import deploy_app
 from penstock.cli.engine_options import EngineCommand, ServeCommand, engine_options
 from penstock.cli.exit_codes import OneLineCommand, misread, stopped_by_sigterm
+from penstock.cli.simulate_command import add_simulate
 from penstock.config import Config
 from penstock.errors import UsageError
 
@@ -43,6 +44,7 @@ app.add_typer(almanac_app, name="almanac")
 app.add_typer(batch_app, name="batch")
 app.add_typer(deploy_app, name="deploy")
 add_build(app)
+add_simulate(app)
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo` for the model in the package.")

@@ -30,7 +30,6 @@ from penstock.schedule.router import Router
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-FEW_SECONDS = 4.0  # of work that waits for rows: a replica that has less takes more of a job
 TWICE = "the replica at work on it died, and so did the next one: it was not run a third time"
 TORN = "the replica at work on it died; the others go on: send it again"
 NONE = "no replica is ready; they start again by themselves: send it again in a moment"
@@ -159,11 +158,8 @@ class ReplicaSet:
 
     def wanting(self) -> set[int]:
         """Replicas that would have rows free, or next to nothing that waits for them, in a few seconds."""
-        rows = self.facts.max_num_seqs // self.count
-        each = self.router.expected_tokens(self.facts.max_model_len) * self.router.token_seconds
-        return {
-            r.number for r in self._replicas if r.takes and (r.samples - rows) * each < min(FEW_SECONDS, rows * each)
-        }
+        rows, longest = self.facts.max_num_seqs // self.count, self.facts.max_model_len
+        return {r.number for r in self._replicas if r.takes and self.router.wants(r.samples, rows, longest)}
 
     def _send(
         self, made: ReplicaStream, samples: Sequence[int] | None, *, whole: bool = False, among: Collection[int] = ()

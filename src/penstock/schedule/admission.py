@@ -80,6 +80,7 @@ class Admission:
         self.behind = FairQueue()  # waiting too, in the background
         self.prefilling: list[ForkGroup] = []
         self.ready: list[ForkGroup] = []
+        self.knows_background = False  # whether any group ever was in it
         self._came = False  # somebody, since the last look; not in the background
         self._alone_from = 0  # the first step in which the background may prefill all that a step holds
         self._starving: list[ForkGroup] = []  # ready, found no rows or blocks at the last look
@@ -101,6 +102,7 @@ class Admission:
     def push(self, group: ForkGroup) -> None:
         """To the end of its tenant's line; a group that was here before goes back to the front."""
         (self.behind if group.live.background else self.waiting).push(group)
+        self.knows_background |= group.live.background
         self._came = self._came or not group.live.background
 
     def remove(self, group: ForkGroup) -> None:

@@ -65,6 +65,10 @@ class BatchOrder:
             self.changed = False
         return self._running
 
+    def lasts(self, rows: Int32) -> bool:
+        """Whether the coming step's rows are those of the last one, `rows`, in the same groups."""
+        return not self.changed and not self._stale and self._ordered is not None and self._ordered[1].rows is rows
+
     def joined(self, group: ForkGroup) -> None:
         """Tails of this group have joined. More tails of a group that shares all its blocks change no grouping."""
         self.changed = True

@@ -42,6 +42,11 @@ class BlockPool:
         return self._top + self._idle
 
     @property
+    def free(self) -> int:
+        """Blocks that take() gives without evicting any."""
+        return self._top
+
+    @property
     def held(self) -> int:
         return self.num_blocks - 1 - self.available
 

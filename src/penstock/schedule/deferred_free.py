@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.request_state import Groups
-from penstock.schedule.rows import DRAINED, RUNNING, Rows
+from penstock.schedule.rows import DRAINED, RUNNING, Rows, counted
 from penstock.schedule.step import Int32, Int64
 
 
@@ -35,7 +35,7 @@ class DeferredFree:
         self.rows.state[rows] = state
         if not fresh.size:
             return
-        slots, counts = np.unique(self.rows.group[fresh], return_counts=True)
+        slots, counts = counted(self.rows.group[fresh])
         for group, count in zip(self.groups.at(slots.tolist()), counts.tolist(), strict=True):
             group.running -= count
         self.batch_order.removed(slots, counts)

@@ -18,7 +18,7 @@ from penstock.schedule.deferred_free import DeferredFree
 from penstock.schedule.forecast import LengthModel
 from penstock.schedule.prefix_tree import PrefixTree
 from penstock.schedule.request_state import ForkGroup, Groups, RequestState
-from penstock.schedule.rows import ENDED, FREE, PREEMPTED, Rows
+from penstock.schedule.rows import ENDED, FREE, PREEMPTED, Rows, counted
 from penstock.schedule.step import Int32
 
 _TREE_BUDGET = 512  # generated blocks that go into the tree a step
@@ -53,8 +53,8 @@ class Finisher:
             return []
         self._observe(rows)
         lives = []
-        slots, counts = _counted(self.rows.group[rows])
-        for group, count in zip(self.groups.at(slots), counts, strict=True):
+        slots, counts = counted(self.rows.group[rows])
+        for group, count in zip(self.groups.at(slots.tolist()), counts.tolist(), strict=True):
             live = group.live
             live.outstanding -= count
             lives.append(live)
@@ -78,8 +78,9 @@ class Finisher:
         outputs = self.rows.read_length[rows] - self.rows.prompt[rows] + 1
         self.lengths.observe(outputs)
         several = ~self.rows.single[rows]
-        slots, place, counts = np.unique(self.rows.group[rows[several]], return_inverse=True, return_counts=True)
-        totals = np.bincount(place, weights=outputs[several], minlength=slots.size)
+        groups = self.rows.group[rows[several]]
+        slots, counts = counted(groups)
+        totals = np.bincount(groups, weights=outputs[several])[slots]
         for slot, count, total in zip(slots.tolist(), counts.tolist(), totals.tolist(), strict=True):
             group = self.groups[slot]
             group.finished += count
@@ -121,7 +122,7 @@ class Finisher:
         sorted_rows = rows[by_group]
         samples = self.rows.sample[sorted_rows]
         at = 0
-        for slot, count in zip(*_counted(slots), strict=True):
+        for slot, count in zip(*(column.tolist() for column in counted(slots)), strict=True):
             group = self.groups[slot]
             mine = slice(at, at + count)
             at += count
@@ -180,8 +181,3 @@ class Finisher:
         held += [blocks for _, blocks in self.deferred._blocks]
         counts = np.bincount(np.concatenate(held), minlength=self.pool.num_blocks)
         assert (counts == self.pool.refs).all(), "references and holders disagree"
-
-
-def _counted(slots: Int32) -> tuple[list[int], list[int]]:
-    values, counts = np.unique(slots, return_counts=True)
-    return values.tolist(), counts.tolist()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from penstock.config import BLOCK_SIZE
 
+FEW_SECONDS = 4.0  # of work that waits for rows: a replica that has less takes more of a job
 _UNMEASURED = 1e-3  # seconds of a token, drawn or of a prompt, until an engine has said what they take
 _GUESS = 0.5  # of its limit is how long a sample gets, while none has ended (as the engine's own forecast has it)
 
@@ -67,21 +68,25 @@ class Router:
 
     def __init__(self, count: int, first: int = 0) -> None:
         self._loads = [_Load(last=(number - first) % count - count) for number in range(count)]
+        self._means: dict[str, float] = {}
         self._clock = 0  # requests that were sent
 
     # --- what is known of replicas
 
     def came_up(self, replica: int, blocks: int) -> None:
         """It is ready, has no work, and its prefix cache, of so many blocks, is empty; 0: it keeps none."""
+        self._means.clear()
         self._loads[replica] = _Load(up=True, blocks=blocks, last=self._loads[replica].last)
 
     def went_down(self, replica: int) -> None:
         """Nothing more is to be sent to it."""
+        self._means.clear()
         self._loads[replica].up = False
 
     def said(self, replica: int, stats: Mapping[str, float], heard: int) -> None:
         """Takes an engine's stats in. heard: requests of ours that it had taken in when it said so, by their numbers
         from 0 on."""
+        self._means.clear()
         load = self._loads[replica]
         load.tokens, load.prompt_tokens = stats["tokens_left"], stats["prompt_tokens_left"]
         load.token_seconds, load.step_seconds = stats["token_seconds"], stats["step_seconds"]
@@ -110,9 +115,18 @@ class Router:
         mean = self._mean("mean")
         return float(limit) if runs_on else max(1.0, min(limit, mean) if mean else limit * _GUESS)
 
+    def wants(self, samples: int, rows: int, longest: int) -> bool:
+        """Whether a replica of so many rows, which has these samples of a job, would have rows free, or next to
+        nothing that waits for them, in a few seconds. longest: tokens that a sample may have."""
+        each = self.expected_tokens(longest) * self.token_seconds
+        return (samples - rows) * each < min(FEW_SECONDS, rows * each)
+
     def _mean(self, name: str) -> float:
-        known = [value for load in self._loads if load.up and (value := getattr(load, name))]
-        return sum(known) / len(known) if known else 0.0
+        """Over replicas that are up and have said it; kept until one says more: a request asks for it many times."""
+        if name not in self._means:
+            known = [value for load in self._loads if load.up and (value := getattr(load, name))]
+            self._means[name] = sum(known) / len(known) if known else 0.0
+        return self._means[name]
 
     # --- who takes what
 

@@ -39,7 +39,12 @@ from penstock.schedule.stop_token_masks import StopTokenMasks
 class Scheduler:
     """One engine's scheduler."""
 
-    def __init__(self, limits: SchedulerConfig, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        limits: SchedulerConfig,
+        drafter: Drafter | None = None,
+        outputs: type[OutputProcessor] = OutputProcessor,
+    ) -> None:
         self.limits, self.drafter = limits, drafter
         width = -(-limits.max_model_len // BLOCK_SIZE)
         if limits.num_blocks - 1 < width + 2:
@@ -56,7 +61,7 @@ class Scheduler:
         self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size)
         self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots)
         self.watch = StopTokenMasks(limits.vocab_size)
-        self.outputs = OutputProcessor(limits, self.rows, self.groups, self.slot_token, self.watch)
+        self.outputs = outputs(limits, self.rows, self.groups, self.slot_token, self.watch)
         sharing = limits.sharing if limits.prefix_groups else None
         self.batch_order = BatchOrder(self.rows, self.groups, self.pool, sharing)
         self.live: dict[int, RequestState] = {}
@@ -117,7 +122,7 @@ class Scheduler:
         number, every = self._planned, self.limits.preempt_every
         if every and number % every == every - 1:
             self.preempter.preempt(1)
-        if self.admission.starved:
+        if self.admission.starved and self.admission.knows_background:
             self.preempter.preempt_background()
         rows, growth, stalled = self._grow(self._running(), self._short_of_blocks())
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
@@ -161,6 +166,13 @@ class Scheduler:
         self._free_read()
         read.deltas.prompts = prompts
         return read.deltas
+
+    def skipped(self, steps: int, rows: int) -> None:
+        """So many steps of so many rows were planned, and as many read, elsewhere (leap.py)."""
+        self._planned += steps
+        self._read += steps
+        self.counts["steps"] += steps
+        self.counts["generation_tokens"] += steps * rows
 
     def _launch(self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted) -> StepPlan:
         order = self.batch_order.order(rows, number)

@@ -1,0 +1,82 @@
+"""MeasuredSteps: a table of step seconds with what it is of, from an artifact or from a file of its own, which
+`penstock simulate --measure` writes. It knows files and numbers; what a table says of other steps is the simulator's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from penstock.artifact.manifest import BuiltOn, StepSeconds, find_manifest
+from penstock.disk import write_whole
+from penstock.errors import CheckpointError
+
+STEPS_SCHEMA = 1
+
+
+class MeasuredSteps(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Steps of a model on a machine."""
+
+    schema: int = STEPS_SCHEMA
+    penstock: str  # version
+    model: str
+    built_on: BuiltOn
+    tensor_parallel_size: int = 1  # GPUs of a replica
+    steps_ahead: int = 1
+    price: float | None = None  # dollars an hour of a GPU
+    step_seconds: StepSeconds
+
+
+def write_steps(path: Path, steps: MeasuredSteps) -> None:
+    """Writes a table's file whole or not at all. Raises as `disk.write_whole` does."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(steps), indent=1) + b"\n")
+
+
+def read_steps(path: Path) -> MeasuredSteps:
+    """Returns the table of an artifact's folder or of a file. CheckpointError, one line with the way out, where there
+    is none that this version reads."""
+    steps = _of_artifact(path) if path.is_dir() else _of_file(path)
+    table = steps.step_seconds
+    counts = {len(column) for column in (table.rows, table.context, table.prompt_tokens, table.seconds)}
+    more = {len(column) for column in (table.prompt_length, table.shared, table.members)}
+    if len(counts) > 1 or more - counts - {0}:
+        raise CheckpointError(f"{path}: the columns of its table of steps differ in length: measure it again")
+    if table.engine is None:
+        made = f"penstock build --retune {path}" if path.is_dir() else f"penstock simulate --measure MODEL --out {path}"
+        has = "a table of an older penstock" if table.rows else "no table of step seconds"
+        raise CheckpointError(f"{path} has {has}: make one by {made}")
+    return steps
+
+
+def _of_artifact(folder: Path) -> MeasuredSteps:
+    manifest = find_manifest(folder)
+    if manifest is None:
+        raise CheckpointError(
+            f"{folder} is no artifact: penstock build makes one; a file with a table of steps is --table"
+        )
+    ranks, ahead = (manifest.engine.get(name, 1) for name in ("tensor_parallel_size", "steps_ahead"))
+    return MeasuredSteps(
+        penstock=manifest.penstock,
+        model=manifest.model,
+        built_on=manifest.built_on,
+        tensor_parallel_size=ranks if isinstance(ranks, int) else 1,
+        steps_ahead=ahead if isinstance(ahead, int) else 1,
+        price=manifest.price,
+        step_seconds=manifest.step_seconds,
+    )
+
+
+def _of_file(path: Path) -> MeasuredSteps:
+    try:
+        steps = msgspec.json.decode(path.read_bytes(), type=MeasuredSteps)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}): name an artifact's folder, or a file that penstock simulate "
+            "--measure wrote"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no table of step seconds ({error}): measure one anew") from error
+    if steps.schema != STEPS_SCHEMA:
+        raise CheckpointError(f"{path} is of schema {steps.schema}, and this penstock reads {STEPS_SCHEMA}")
+    return steps

@@ -1,0 +1,222 @@
+"""The table of step seconds: real steps of a runner, timed at a grid of what a step may be of.
+
+Steps are launched one ahead, as the engine does. It knows a runner and plans of its own; no scheduler, no requests. Who
+reads the table is `penstock simulate`; what its columns mean stands with StepSeconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.artifact.manifest import USUAL_PROMPT, BuiltFor, StepSeconds, TimedEngine
+from penstock.config import BLOCK_SIZE
+from penstock.execute.runner import TorchRunner
+from penstock.schedule.step import JOIN_RECORD, Chunks, Int32, Joins, StepPlan
+
+WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # of a round
+ROUND_SECONDS = 0.1  # of one, past LEAST_STEPS
+ROUNDS = 3  # the least of them counts: whatever else a machine does only adds
+ENTRY_SECONDS = 2.0  # past which an entry gets no further round
+FEW = 64  # tokens before rows that prompts stand beside
+_CONTEXT = (FEW, 1024, 8192, 32768)
+_MEMBERS, _SHARED = (2, 8, 32, 128, 1024), (256, 1024)
+_NOTHING = np.zeros(0, np.int32)
+
+
+class TimedStep(NamedTuple):
+    """What a step is of: StepSeconds' columns."""
+
+    rows: int
+    context: int = 0
+    prompt_tokens: int = 0
+    prompt_length: int = 0
+    shared: int = 0
+    members: int = 0
+
+
+def time_steps(runner: TorchRunner, first: Sequence[TimedStep], seconds: float = float("inf")) -> StepSeconds:
+    """Returns the table, as much of it as the time allows: `first`, then the grid, from its corners inwards."""
+    end = time.monotonic() + seconds
+    timed, took = list[TimedStep](), list[float]()
+    for step in dict.fromkeys([*first, *_grid(runner)]):
+        if took and time.monotonic() > end:
+            break
+        if _Plans(runner, step).fit:
+            timed.append(step)
+            took.append(float(f"{_seconds(runner, step):.4g}"))
+    columns = {name: [getattr(step, name) for step in timed] for name in TimedStep._fields}
+    return StepSeconds(**columns, seconds=took, engine=held_by(runner))
+
+
+def held_by(runner: TorchRunner) -> TimedEngine:
+    """Returns what a scheduler plans a runner's steps by."""
+    return TimedEngine(
+        num_blocks=runner.num_blocks,
+        max_rows=runner.max_rows,
+        max_model_len=runner.max_model_len,
+        max_batched_tokens=runner.max_batched_tokens,
+        grouping=runner.grouping,
+        sharing=asdict(runner.sharing),
+    )
+
+
+def steps_like(facts: BuiltFor) -> list[TimedStep]:
+    """Returns the steps that a work is most of: its rows at their beginning and at their end, and its prompts."""
+    prompts = min(facts.prompt_tokens * facts.concurrency, 8192)
+    contexts = (facts.prompt_tokens, facts.prompt_tokens + facts.output_tokens)
+    rows = [TimedStep(facts.concurrency, context) for context in contexts]
+    return [*rows, TimedStep(0, 0, prompts, min(facts.prompt_tokens, prompts))]
+
+
+def _grid(runner: TorchRunner) -> Iterator[TimedStep]:
+    """Corners first: a table that is cut short spans what a longer one does, in wider meshes."""
+    most, tokens = min(runner.max_rows, runner.max_batched_tokens), runner.max_batched_tokens
+    far, near = _meshes(most)
+    yield from (TimedStep(rows, context) for rows in far for context in _contexts(runner, rows))
+    yield from (step for rows in (0, most) for step in _beside(rows, tokens))
+    for n in (tokens, min(512, tokens)):
+        yield from (TimedStep(0, 0, n, length) for length in (min(n, runner.max_model_len - 1), 16))
+    if runner.grouping:
+        rows = min(most, 1024)
+        members = {n: None for n in (*_MEMBERS, rows) if n <= rows}
+        yield from (TimedStep(rows, FEW, 0, 0, shared, n) for shared in _SHARED for n in members)
+    yield from (TimedStep(rows, context) for rows in near for context in _contexts(runner, rows))
+    yield from (step for rows in (1, 16, 128, 1024, 4096) if rows < most for step in _beside(rows, tokens))
+
+
+def _beside(rows: int, tokens: int) -> list[TimedStep]:
+    """Prompts of usual length, few tokens of them to as many as go beside these rows."""
+    each = {n: None for n in (tokens - rows, 1, 512, 64, 2048) if 0 < n <= tokens - rows}
+    return [TimedStep(rows, FEW if rows else 0, n, min(n, USUAL_PROMPT)) for n in each]
+
+
+def _meshes(most: int) -> tuple[list[int], list[int]]:
+    """1, 2, 4 ... and `most`: every third and the last, then those between."""
+    rows = sorted({*(1 << power for power in range(most.bit_length())), most})
+    far = list(dict.fromkeys([rows[-1], *rows[::3]]))
+    return far, [n for n in rows if n not in far]
+
+
+def _contexts(runner: TorchRunner, rows: int) -> list[int]:
+    """Tokens before each of so many rows: few, the most that there is room for, and some between."""
+    longest = runner.max_model_len - _STEPS - 2
+    fit = ((runner.num_blocks - 2) // rows - 1) * BLOCK_SIZE - _STEPS - 1
+    most = min(longest, fit)
+    return [most, *(n for n in _CONTEXT if n < most * 0.7)] if most > 0 else []
+
+
+_STEPS = WARM + ROUNDS * MOST_STEPS  # that an entry takes at most
+
+
+def _seconds(runner: TorchRunner, step: TimedStep) -> float:
+    """Seconds of one step: the mean of some that follow each other, where that is least."""
+    plans = _Plans(runner, step)
+    run_ahead(runner, plans.next, WARM)
+    steps, found = LEAST_STEPS, list[float]()
+    while len(found) < ROUNDS and sum(found) * steps < ENTRY_SECONDS:
+        begun = time.perf_counter()
+        run_ahead(runner, plans.next, steps)
+        found.append((time.perf_counter() - begun) / steps)
+        steps = max(LEAST_STEPS, min(MOST_STEPS, int(ROUND_SECONDS / found[-1])))
+    return min(found)
+
+
+def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> list[float]:
+    """Runs steps, a step ahead as the engine does, and returns the seconds that each launch took of the host."""
+    before, host = None, list[float]()
+    for _ in range(steps):
+        each, begun = plan(), time.perf_counter()
+        flight = runner.launch(each)
+        host.append(time.perf_counter() - begun)
+        if before is not None:
+            before.fetch()
+        before = flight
+    assert before is not None, "at least one step is timed"
+    before.fetch()
+    return host
+
+
+def lasting_rows(blocks: Int32, length: int, **columns: float) -> Joins:
+    """Returns rows that go on for ever, with these blocks each [rows, blocks] and so many tokens stored; drawn
+    plainly but for `columns` of JOIN_RECORD."""
+    rows = len(blocks)
+    records = np.zeros(rows, JOIN_RECORD)
+    for name in ("row", "sample", "last_token", "seed"):
+        records[name] = np.arange(rows)
+    records["length"], records["limit"] = length, length + 10_000
+    records["prompt_length"] = records["min_length"] = length + 1
+    records["temperature"] = records["top_p"] = records["repetition"] = 1.0
+    records["ignore_eos"], records["stop_ids"], records["logprobs"] = 1, -1, -1
+    for name, value in columns.items():
+        records[name] = value
+    return Joins(records, blocks, np.zeros(rows + 1, np.int32), _NOTHING, np.zeros(0, np.float32))
+
+
+class _Plans:
+    """Steps of rows that go on for ever, each with blocks of its own behind its group's, beside chunks of prompts."""
+
+    def __init__(self, runner: TorchRunner, step: TimedStep) -> None:
+        self._runner, self._step = runner, step
+        self._groups = -(-step.rows // step.members) if step.members else 0
+        self._prefix = step.shared // BLOCK_SIZE  # blocks of a group's
+        self._own = -(-(step.context + _STEPS + 1) // BLOCK_SIZE) if step.rows else 0
+        self._of_chunk = -(-step.prompt_length // BLOCK_SIZE)
+        self._chunked = 1 + self._groups * self._prefix + step.rows * self._own  # the first block of chunks
+        self._number = 0
+
+    @property
+    def fit(self) -> bool:
+        """Whether the runner holds such a step."""
+        step, runner = self._step, self._runner
+        tokens = 0 < step.rows + step.prompt_tokens <= runner.max_batched_tokens
+        longest = max(step.shared + step.context + _STEPS + 1 if step.rows else 0, step.prompt_length)
+        blocks = self._chunked + self._of_chunk
+        return tokens and step.rows <= runner.max_rows and longest < runner.max_model_len and blocks < runner.num_blocks
+
+    def next(self) -> StepPlan:
+        number, step = self._number, self._step
+        self._number += 1
+        group_start = np.minimum(np.arange(self._groups + 1) * step.members, step.rows).astype(np.int32)
+        return StepPlan(
+            number=number, rows=np.arange(step.rows, dtype=np.int32), wants=0,
+            lengths=np.full(step.rows, step.shared + step.context + number, np.int32),
+            group_start=group_start, group_blocks=self._prefixes(),
+            group_length=np.full(self._groups, step.shared, np.int32),
+            copies=np.zeros((0, 2), np.int32), new_blocks=np.zeros((0, 3), np.int32),
+            joins=self._joins() if number == 0 and step.rows else None, chunks=self._chunks(),
+        )  # fmt: skip
+
+    def _prefixes(self) -> Int32:
+        """Blocks of the groups' prefixes [groups, blocks]."""
+        blocks: Int32 = (1 + np.arange(self._groups * self._prefix, dtype=np.int32)).reshape(self._groups, self._prefix)
+        return blocks
+
+    def _joins(self) -> Joins:
+        step, first = self._step, 1 + self._groups * self._prefix
+        own = first + np.random.default_rng(0).permutation(step.rows * self._own)
+        blocks = own.reshape(step.rows, self._own)
+        if self._groups:
+            blocks = np.concatenate((self._prefixes()[np.arange(step.rows) // step.members], blocks), axis=1)
+        return lasting_rows(blocks.astype(np.int32), step.shared + step.context)
+
+    def _chunks(self) -> Chunks | None:
+        """Whole prompts of so many tokens together; they all write to the same blocks, which nobody reads."""
+        tokens, length = self._step.prompt_tokens, self._step.prompt_length
+        if not tokens:
+            return None
+        sizes: Int32 = np.array([length] * (tokens // length) + [tokens % length], np.int32)
+        sizes = sizes[sizes > 0]
+        table = self._chunked + np.arange(self._of_chunk, dtype=np.int32)
+        return Chunks(
+            tokens=np.zeros(tokens, np.int32),
+            start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
+            context=np.zeros(sizes.size, np.int32),
+            blocks=np.broadcast_to(table, (sizes.size, self._of_chunk)).astype(np.int32),
+            prompt_logprobs=np.full(sizes.size, -1, np.int32),
+            next_token=np.full(tokens, -1, np.int32),
+        )

@@ -1,0 +1,83 @@
+"""Leaper: many steps in which nobody joins, ends or waits, taken at once. What comes of it is what stepping gives, to
+the last block number (tests/schedule/test_leap.py); it only costs less. A simulator takes them.
+
+Between turns of an engine that is one step ahead: step N is launched and not read. A leap of k steps plans N + 1 to
+N + k and commits N to N + k - 1, every token the same. It knows a scheduler's columns; no device, no clock.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.config import BLOCK_SIZE
+from penstock.schedule.rows import EACH_TOKEN, ON_WATCH
+from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.step import Int32, StepPlan
+
+
+class Leaper:
+    """Leaps of one scheduler."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+    def steps(self, last: StepPlan) -> int:
+        """Returns how many steps may be taken at once behind `last`, the one that is launched and not read, as far as
+        the scheduler knows: the caller knows whose answer ends by itself. 0: none."""
+        scheduler, rows = self.scheduler, self._lasting(last)
+        if rows is None:
+            return 0
+        columns = scheduler.rows
+        if columns.traits.take(rows).max() & (EACH_TOKEN | ON_WATCH):
+            return 0  # its news go up
+        ahead = int((columns.limit.take(rows) - columns.planned_length.take(rows)).min()) - 2
+        room = (scheduler.pool.free // rows.size - 1) * BLOCK_SIZE  # no block has to be evicted
+        return max(0, min(ahead, room))
+
+    def _lasting(self, last: StepPlan) -> Int32 | None:
+        """The running rows, where the coming step is like the last one and nothing waits to be done."""
+        scheduler = self.scheduler
+        order, admission = scheduler.batch_order, scheduler.admission
+        waits = admission.ready or admission.prefilling or admission.waiting or admission.behind
+        other = last.joins is not None or last.chunks is not None or last.masks is not None or last.drafts is not None
+        if waits or other or scheduler.finisher.waits or scheduler.in_flight != 1 or not order.lasts(last.rows):
+            return None
+        busy = scheduler.drafter is not None or scheduler.limits.preempt_every or not last.rows.size
+        return None if busy else order.running()
+
+    def leap(self, last: StepPlan, steps: int, token: int) -> StepPlan:
+        """Takes so many steps, at most what `steps` says, in which each row draws `token` each time; returns the last
+        of them, launched and not read."""
+        scheduler, rows = self.scheduler, self.scheduler.batch_order.running()
+        columns = scheduler.rows
+        self._grow(rows, steps)
+        reached = columns.read_length.take(rows)
+        each: Int32 = np.arange(1, steps + 1, dtype=np.int32)
+        slots = columns.slots(np.repeat(rows, steps), np.add.outer(reached, each).reshape(-1))
+        scheduler.slot_token.reshape(-1)[slots] = token
+        columns.read_length[rows] = reached + np.int32(steps)
+        columns.planned_length[rows] += np.int32(steps)
+        columns.last_flight[rows] = last.number + steps
+        scheduler.skipped(steps, rows.size)
+        return StepPlan(
+            number=last.number + steps, rows=last.rows, lengths=columns.planned_length.take(last.rows) - np.int32(1),
+            wants=last.wants, group_start=last.group_start, group_blocks=last.group_blocks,
+            group_length=last.group_length, copies=last.copies[:0], new_blocks=last.new_blocks[:0], joins=None,
+            chunks=None, clears=last.clears,
+        )  # fmt: skip
+
+    def _grow(self, rows: Int32, steps: int) -> None:
+        """Gives rows the blocks that they come to need, in the order in which the steps would."""
+        columns = self.scheduler.rows
+        held = columns.blocks.take(rows)
+        first = np.maximum(1, held * BLOCK_SIZE - columns.planned_length.take(rows))  # the step that needs one more
+        counts = np.where(steps >= first, 1 + (steps - first) // BLOCK_SIZE, 0)
+        total = int(counts.sum())
+        if not total:
+            return
+        place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        when = np.repeat(first, counts) + place * BLOCK_SIZE
+        owner = np.repeat(rows, counts)
+        order = np.lexsort((owner, -when))  # the pool gives from its end: the last step's blocks lie first
+        columns.table[owner[order], (np.repeat(held, counts) + place)[order]] = self.scheduler.pool.take(total)
+        columns.blocks[rows] = held + counts.astype(np.int32)

@@ -1,0 +1,79 @@
+"""AskedLoad: what is asked of an engine, as columns: when each request comes, its prompt's length, and how long its
+samples get. Prompts are ids drawn from their number, so that nothing is shared but what the load says is.
+
+It knows numbers; no files, no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.request import Request, SamplingParams
+from penstock.schedule.step import Int32, Int64
+from penstock.simulate.modelled_outputs import FIRST, VOCABULARY, WORD
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True)
+class AskedLoad:
+    """Requests in the order of their coming."""
+
+    arrival: Float64  # [requests] seconds from the first on
+    prompt: Int32  # [requests] tokens
+    start: Int64  # [requests + 1] CSR: a request's samples
+    output: Int32  # [samples] tokens
+    limit: Int32  # [requests] max_tokens; 0: all samples run to their length, which the engine knows
+    shared: Int32  # [requests] leading tokens that the prompts of its header have in common
+    header: Int32  # [requests] which prompts it shares them with
+    told: str = ""
+    at_once: bool = False  # a job: engines take requests as they have room, whatever their arrival
+
+    def __len__(self) -> int:
+        return int(self.arrival.size)
+
+    @property
+    def samples(self) -> Int64:
+        """Returns how many each request has [requests]."""
+        counts: Int64 = np.diff(self.start)
+        return counts
+
+    @property
+    def shares(self) -> bool:
+        """Whether prompts of several requests begin alike: if not, a prefix cache finds nothing, and none is kept."""
+        return bool(self.shared.any())
+
+    def longest(self) -> int:
+        """Returns the tokens of the longest prompt with its longest sample."""
+        return int((self.prompt + np.maximum.reduceat(self.output, self.start[:-1])).max())
+
+    def request(self, number: int, name: int, samples: Sequence[int] | None = None) -> Request:
+        """Returns request `number` as an engine takes it. name: its id there. Its seed is its number: by that the
+        modelled device knows whose row it draws for."""
+        limit, n = int(self.limit[number]), int(self.samples[number])
+        outputs = self.output[self.start[number] : self.start[number + 1]]
+        sampling = SamplingParams(
+            n=n, max_tokens=limit or int(outputs.max()), ignore_eos=not limit, seed=number, detokenize=False
+        )
+        prompt = self.prompt_ids(number).tobytes()
+        return Request(
+            request_id=name, prompt=prompt, sampling=sampling, samples=None if samples is None else list(samples)
+        )
+
+    def prompt_ids(self, number: int) -> Int32:
+        """Returns a request's prompt: its header's beginning, then its own."""
+        total, shared = int(self.prompt[number]), int(self.shared[number])
+        if not self.shares:
+            return np.full(total, WORD, np.int32)  # nobody looks
+        ids = np.empty(total, np.int32)
+        ids[:shared] = _ids(shared, [1, int(self.header[number])])
+        ids[shared:] = _ids(total - shared, [2, number])
+        return ids
+
+
+def _ids(count: int, seed: list[int]) -> Int32:
+    return np.random.default_rng(seed).integers(FIRST, VOCABULARY, count, np.int32)

@@ -1,0 +1,220 @@
+"""Fleet: replicas and the real router between them, in one virtual time.
+
+    arrival -> Router.route -> a part for each replica that takes samples -> ModelledReplica -> FleetOutcome
+
+A job's requests have no arrivals: replicas are given some whenever they want them (Router.wants), as `penstock run`
+does. Stats go from a replica to the router as often as an engine sends them. Requests that come while no replica is up
+are held. It knows loads and replicas; no goals.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.schedule.router import Router, Share
+from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.simulate.asked_load import AskedLoad, Float64
+from penstock.simulate.modelled_replica import ModelledReplica
+from penstock.simulate.scaling import Scaler, Scaling
+from penstock.simulate.step_costs import StepCosts
+
+STATS_EVERY = 0.1  # seconds, as engine/process.py has it
+AHEAD = 2  # samples that a replica has of a job: so many times its rows, as LLM.stream gives an engine by itself
+
+
+@dataclass(slots=True, kw_only=True)
+class FleetOutcome:
+    """What came of a load: times in seconds from its beginning, NaN where the simulation ended before."""
+
+    load: AskedLoad
+    first: Float64  # [requests] when the first token of the first sample was read
+    end: Float64  # [requests] when the last sample ended
+    seconds: float  # from the first arrival to the last end
+    output_tokens: int
+    busy: list[float]  # of each replica: seconds that its device had work
+    up: float  # seconds that replicas were up, or starting, all together
+    steps: int
+    preemptions: int
+
+
+class Fleet:
+    """`count` replicas that are alike, before one load. scaling: how many of them are up when; None: all, always.
+    shortcuts: ModelledReplica's."""
+
+    def __init__(
+        self, load: AskedLoad, limits: SchedulerConfig, costs: StepCosts, count: int = 1, steps_ahead: int = 1, *,
+        scaling: Scaling | None = None, shortcuts: bool = True,
+    ) -> None:  # fmt: skip
+        # A cache that can find nothing is left out.
+        self.load, limits = load, replace(limits, prefix_caching=limits.prefix_caching and load.shares)
+        self.limits = limits
+        self.replicas = [ModelledReplica(load, limits, costs, steps_ahead, shortcuts=shortcuts) for _ in range(count)]
+        self.router = Router(count)
+        self._blocks = limits.num_blocks if limits.prefix_caching else 0
+        self._scaler = None if scaling is None else Scaler(scaling, count)
+        for number in range(count if scaling is None else 0):
+            self.router.came_up(number, self._blocks)
+        self._told = [0.0] * count
+        self._open = [0] * count  # samples that a replica has
+        self._next = 0  # the request that comes next
+        self._held: deque[int] = deque()  # requests that came while nobody was up
+        self._left = load.samples.copy()
+        self._parts: list[dict[int, int]] = [{} for _ in range(count)]  # request -> its number at the replica
+        self._done: list[tuple[float, int, int]] = []  # when, samples that ended, tokens: an entry a step that was read
+        self.first = np.full(len(load), np.nan)
+        self.end = np.full(len(load), np.nan)
+
+    def run(self, until: float = np.inf, watch: Callable[[float], object] = lambda now: None) -> FleetOutcome:
+        """Turns all replicas until all is done, it is later than `until`, or `watch` says True, which hears the virtual
+        time now and then."""
+        turns, now = 0, 0.0
+        while now <= until:
+            working = [replica for replica in self.replicas if replica.has_work]
+            replica = min(working, key=lambda each: each.now, default=None)
+            coming, look = self._coming(), self._look(bool(working))
+            if replica is not None and replica.now < min(coming, look):
+                now = replica.now
+                self._turn(self.replicas.index(replica), min(coming, look))
+                turns += 1
+                if turns % 1024 == 0 and watch(now) is True:
+                    break
+            elif coming <= look and coming < np.inf:
+                self._take(coming)
+            elif look < np.inf:
+                now = look
+                self._scale(look)
+            else:
+                break
+        return self._outcome(now)
+
+    def rate_between(self, few: int, many: int) -> float:
+        """Returns the tokens a second of all replicas from when `few` samples had ended to when `many` had."""
+        when, samples, tokens = (np.array(column) for column in zip(*sorted(self._done), strict=True))
+        ended = np.cumsum(samples)
+        low, high = (int(np.searchsorted(ended, count)) for count in (few, many))
+        return float(tokens[low + 1 : high + 1].sum() / (when[high] - when[low]))
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def _coming(self) -> float:
+        """When the next request comes; never where there is none, or where a job's waits for room."""
+        if self._next == len(self.load):
+            return np.inf
+        if not self.load.at_once:
+            return float(self.load.arrival[self._next])
+        return -np.inf if self._wanting() else np.inf
+
+    def _take(self, now: float) -> None:
+        number, load = self._next, self.load
+        self._next += 1
+        if load.at_once:
+            among = self._wanting()
+            now = min(self.replicas[each].now for each in among)
+        elif not (among := self._up()):
+            self._held.append(number)
+            return
+        self._send(number, now, among)
+
+    def _send(self, number: int, now: float, among: Sequence[int]) -> None:
+        samples = int(self.load.samples[number])
+        for share, mine in self._shares(number, samples, among, self._whole()):
+            taken = list(mine) if len(mine) < samples else None
+            name = self.replicas[share.replica].submit(self.load, number, now, taken)
+            self.router.sent(share, name)
+            self._parts[share.replica][number] = name
+            self._open[share.replica] += len(mine)
+
+    def _up(self) -> list[int]:
+        return list(range(len(self.replicas))) if self._scaler is None else self._scaler.up
+
+    def _shares(self, number: int, samples: int, among: Sequence[int], whole: bool) -> list[tuple[Share, range]]:
+        """The shares of a request, each with the samples that it is of."""
+        if len(self.replicas) == 1:
+            return [(Share(0, samples, 0.0, 0), range(samples))]
+        load, room = self.load, self.limits.max_model_len - int(self.load.prompt[number])
+        limit, exact = int(load.limit[number]), not load.limit[number]
+        most = int(load.output[load.start[number] : load.start[number + 1]].max()) if exact else limit
+        expected = self.router.expected_tokens(min(most, room), runs_on=exact)
+        prompt = load.prompt_ids(number).tolist()
+        shares = self.router.route(prompt, 0, samples, expected, among, whole=whole)
+        stops = np.cumsum([share.samples for share in shares]).tolist()
+        return [(share, range(stop - share.samples, stop)) for share, stop in zip(shares, stops, strict=True)]
+
+    def _whole(self) -> bool:
+        """Whether samples stay together: of a job, until its last requests (as llm/replicas.py has it)."""
+        return self.load.at_once and len(self.load) - self._next >= len(self.replicas)
+
+    def _wanting(self) -> list[int]:
+        rows, longest = self.limits.max_rows, self.limits.max_model_len
+        if len(self.replicas) == 1:
+            return [0] if self._open[0] < AHEAD * rows else []
+        return [n for n, mine in enumerate(self._open) if self.router.wants(mine, rows, longest)]
+
+    def _turn(self, number: int, coming: float) -> None:
+        replica, alone = self.replicas[number], len(self.replicas) == 1
+        news = replica.turn(coming if alone else min(coming, self._told[number] + STATS_EVERY))
+        if news is not None:
+            first = news.first[np.isnan(self.first[news.first])]
+            self.first[first] = replica.now
+            self._done.append((replica.now, news.ended.size, news.tokens))
+            ended, counts = np.unique(news.ended, return_counts=True)
+            self._open[number] -= news.ended.size
+            self._left[ended] -= counts
+            self.end[ended[self._left[ended] == 0]] = replica.now
+            if not alone:
+                for each in ended[self._left[ended] == 0].tolist():
+                    self._over(each)
+        if not alone and (not replica.has_work or replica.now - self._told[number] > STATS_EVERY):
+            self._told[number] = replica.now
+            self.router.said(number, replica.stats(), replica.heard)
+
+    def _over(self, request: int) -> None:
+        for replica, parts in enumerate(self._parts):
+            if (name := parts.pop(request, None)) is not None:
+                self.router.ended(replica, name)
+
+    # --- replicas that come and go ------------------------------------------------------------------------------------
+
+    def _look(self, working: bool) -> float:
+        """When it is next looked at how many replicas there should be; never where all is done."""
+        if self._scaler is None or not (working or self._held or self._next < len(self.load)):
+            return np.inf
+        return self._scaler.next_look
+
+    def _scale(self, now: float) -> None:
+        assert self._scaler is not None
+        drain = sum(self.router.drain(each) for each in self._scaler.up)
+        opened = any(self._open) or bool(self._held)
+        change = self._scaler.look(now, drain, opened, [each for each, mine in enumerate(self._open) if not mine])
+        for number in change.came_up:
+            self.replicas[number].now = now
+            self.router.came_up(number, self._blocks)
+        for number in change.went_down:
+            self.router.went_down(number)
+        while self._held and self._scaler.up:
+            self._send(self._held.popleft(), now, self._scaler.up)
+
+    @property
+    def counts(self) -> list[tuple[float, int]]:
+        """Returns when so many replicas were up, or starting: an entry a change."""
+        return [] if self._scaler is None else self._scaler.counts
+
+    def _outcome(self, now: float) -> FleetOutcome:
+        begin = 0.0 if self.load.at_once else float(self.load.arrival[0])
+        over = now if np.isnan(self.end).any() else float(self.end.max())
+        seconds = max(over - begin, 1e-9)
+        return FleetOutcome(
+            load=self.load,
+            first=self.first,
+            end=self.end,
+            seconds=seconds,
+            output_tokens=sum(each.scheduler.counts["generation_tokens"] for each in self.replicas),
+            busy=[each.busy for each in self.replicas],
+            up=seconds * len(self.replicas) if self._scaler is None else self._scaler.up_seconds(over),
+            steps=sum(each.steps for each in self.replicas),
+            preemptions=sum(each.scheduler.preempter.preemptions for each in self.replicas),
+        )

@@ -1,0 +1,48 @@
+"""measure_steps: opens a model on this machine, times its steps, and writes the table that is simulated with. It knows
+an engine's opening; no load."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from penstock import __version__
+from penstock.artifact.step_file import MeasuredSteps, write_steps
+from penstock.config import Config
+from penstock.disk import check_writable
+from penstock.engine.build_engine import model_folder
+from penstock.engine.fitted import fit, open_fitted
+from penstock.execute.built_on import built_on
+from penstock.execute.open_runner import find_device
+from penstock.execute.rank_runner import open_parallel
+from penstock.execute.step_table import time_steps
+from penstock.status_line import duration
+
+
+def measure_steps(config: Config, out: Path, price: float | None = None) -> MeasuredSteps:
+    """Returns what it wrote to `out`. Raises as opening a model does, and where `out` cannot be written."""
+    config.check()
+    check_writable(out)
+    folder = model_folder(config)
+    fitted = fit(config, folder)
+    config = config if fitted is None else fitted.config
+    runner = open_parallel(config, folder) if fitted is None else open_fitted(fitted, open_parallel)
+    begun = time.monotonic()
+    try:
+        table = time_steps(runner, [])
+    finally:
+        runner.close()
+    steps = MeasuredSteps(
+        penstock=__version__,
+        model=config.model.model,
+        built_on=built_on(find_device(config.model.device)),
+        tensor_parallel_size=config.parallel.tensor_parallel_size,
+        steps_ahead=config.schedule.steps_ahead,
+        price=price,
+        step_seconds=table,
+    )
+    write_steps(out, steps)
+    took = duration(time.monotonic() - begun)
+    print(f"penstock: {len(table.rows)} steps of {steps.model} timed in {took}: {out}", file=sys.stderr)
+    return steps

@@ -1,0 +1,48 @@
+"""ModelledOutputs: what a modelled device draws finds its samples. Who ends is known from the device, and tokens have
+no meaning: none is kept or sent up, which is most of what reading a step costs. The lengths and ends that come of it
+are those of the engine's own OutputProcessor (tests/simulate/test_modelled_replica.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.schedule.deltas import NO_STOP_ID, STOP, Deltas, empty_deltas
+from penstock.schedule.output_processor import OutputProcessor, Read
+from penstock.schedule.step import NO_TOKEN, Int32, StepPlan, StepTokens
+
+END, WORD, FIRST, VOCABULARY = 0, 1, 2, 65_536  # ids: an answer's end, what else it is of; prompts' are from FIRST on
+_NO_ROWS = np.zeros(0, np.int32)
+
+
+class ModelledOutputs(OutputProcessor):
+    """Reads flights of a device that draws WORD until an answer ends, then END, then nothing."""
+
+    def read(self, plan: StepPlan, result: StepTokens) -> Read:
+        """Takes one flight in."""
+        tokens, rows = result.tokens, plan.rows
+        drawn = tokens != NO_TOKEN
+        taken = rows if drawn.all() else rows[drawn]
+        self.rows.read_length[taken] += np.int32(1)
+        ended = rows[tokens == END]
+        nothing = taken[:0].astype(np.int64)
+        deltas = self._ends_of(ended)
+        return Read(ended, nothing, _NO_ROWS, drawn[:0], _NO_ROWS, deltas, taken.size, rows.size - taken.size)
+
+    def tokens_of(self, row: int) -> Int32:
+        """Returns as many tokens as a row has made, other ones than any other sample of its prompt has."""
+        made = int(self.rows.read_length[row] + 1 - self.rows.prompt[row])
+        mark = int(self.rows.request[row]) * 7919 + int(self.rows.sample[row])
+        return np.full(made, FIRST + mark % (VOCABULARY - FIRST), np.int32)
+
+    def _ends_of(self, rows: Int32) -> Deltas:
+        if not rows.size:
+            return empty_deltas()
+        return Deltas(
+            request=self.rows.request[rows],
+            sample=self.rows.sample[rows],
+            finish=np.full(rows.size, STOP, np.int8),
+            stop_id=np.full(rows.size, NO_STOP_ID, np.int32),
+            start=np.zeros(rows.size + 1, np.int32),
+            tokens=_NO_ROWS,
+        )

@@ -1,0 +1,175 @@
+"""ModelledReplica: one engine in virtual time: the real scheduler, and a device whose steps take what a table says.
+
+    turn():  plan -> launch, which ends when the device gets to it -> read the oldest, if enough are ahead -> commit
+
+The turn is the engine's own (engine/engine.py), and so is the pace that a router hears of. It knows a load's lengths;
+no other replica.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.engine.pace import StepPace
+from penstock.schedule.leap import Leaper
+from penstock.schedule.output_processor import OutputProcessor
+from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.schedule.step import NO_TOKEN, Int32, Int64, StepPlan, StepTokens
+from penstock.simulate.asked_load import AskedLoad
+from penstock.simulate.modelled_outputs import END, WORD, ModelledOutputs
+from penstock.simulate.step_costs import StepCosts
+
+MOST_AT_ONCE = 4096  # steps of a leap
+
+
+@dataclass(slots=True)
+class ReadNews:
+    """What a turn brought: (request, sample) pairs, by the load's numbers, that drew their first token, and that
+    ended."""
+
+    first: Int64  # requests
+    ended: Int64  # requests, one entry a sample
+    tokens: int
+
+
+class ModelledDevice:
+    """Draws tokens of no meaning: a row's answer ends where its load says."""
+
+    def __init__(self, load: AskedLoad, rows: int) -> None:
+        self._load = load
+        self._left: Int64 = np.zeros(rows, np.int64)  # tokens that each row has to draw; below 1: it is done
+
+    def launch(self, plan: StepPlan) -> tuple[StepTokens, Int64]:
+        """Returns what a step draws, and the requests whose rows draw their first token in it."""
+        fresh = np.zeros(0, np.int64)
+        if plan.joins is not None:
+            records, load = plan.joins.records, self._load
+            rows, numbers = records["row"], records["seed"].astype(np.int64)
+            outputs = load.output[load.start[numbers] + records["sample"]]
+            made = records["length"] + 1 - records["prompt_length"]
+            self._left[rows] = np.minimum(outputs, records["limit"] - records["prompt_length"]) - made
+            fresh = numbers[made == 0]
+        left = self._left[plan.rows] - 1
+        self._left[plan.rows] = left
+        tokens = np.where(left > 0, WORD, np.where(left == 0, END, NO_TOKEN)).astype(np.int32)
+        return StepTokens(tokens), fresh
+
+    def least_left(self, rows: Int32) -> int:
+        """Returns how many tokens the row draws whose answer ends first."""
+        return int(self._left[rows].min())
+
+    def leap(self, rows: Int32, steps: int) -> StepTokens:
+        """Draws so many tokens for each row, none of which ended before the last step; returns the last step's."""
+        self._left[rows] -= steps
+        return StepTokens(np.where(self._left[rows] > 0, WORD, END).astype(np.int32))
+
+
+class ModelledReplica:
+    """An engine. `now`: when its host is free to turn next, in seconds of virtual time. shortcuts: whether steps in
+    which nobody joins or ends are taken at once, and tokens left out: the same comes of it, sooner."""
+
+    def __init__(
+        self,
+        load: AskedLoad,
+        limits: SchedulerConfig,
+        costs: StepCosts,
+        steps_ahead: int = 1,
+        *,
+        shortcuts: bool = True,
+    ) -> None:
+        self._costs, self._ahead = costs, steps_ahead
+        self.scheduler = Scheduler(limits, outputs=ModelledOutputs if shortcuts else OutputProcessor)
+        self.device = ModelledDevice(load, limits.max_rows)
+        self.flights: deque[tuple[StepPlan, StepTokens, Int64, float]] = deque()
+        self._leaper = Leaper(self.scheduler) if shortcuts and steps_ahead == 1 else None
+        self._pace = StepPace()
+        self._numbers: list[int] = []  # by the requests' ids here
+        self.now = self._free = self.busy = 0.0  # free: when the device has done all that was launched
+        self.steps = self.tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self.flights)
+
+    def submit(self, load: AskedLoad, number: int, at: float, samples: Sequence[int] | None = None) -> int:
+        """Takes samples of a request, all if none are named; returns its number here. Raises UsageError where it can
+        never run."""
+        if not self.has_work:
+            self.now = max(self.now, at)
+        name = len(self._numbers)
+        self.scheduler.submit(load.request(number, name, samples))
+        self._numbers.append(number)
+        return name
+
+    def turn(self, until: float = float("inf")) -> ReadNews | None:
+        """Turns the engine's loop once; returns what it read. until: when somebody may come: nothing that is launched
+        after that is launched in a leap."""
+        if self._leaper is not None and len(self.flights) == self._ahead and self._leap(until):
+            return None
+        plan = self.scheduler.plan()
+        if plan is not None:
+            seconds = self._costs.seconds(plan)
+            self._launched(seconds)
+            self.flights.append((plan, *self.device.launch(plan), self._free))
+        if not self.flights or (plan is not None and len(self.flights) <= self._ahead):
+            assert plan is not None or self.flights or not self.scheduler.plan_is_stuck(), self.scheduler.stats()
+            return None
+        oldest, tokens, fresh, ended = self.flights.popleft()
+        self.now = max(self.now, ended)
+        self._read(oldest)
+        before = self.scheduler.counts["generation_tokens"]
+        deltas = self.scheduler.commit(oldest, tokens)
+        over = deltas.request[deltas.finish >= 0]
+        numbers = np.array([self._numbers[name] for name in over.tolist()], np.int64)
+        return ReadNews(fresh, numbers, self.scheduler.counts["generation_tokens"] - before)
+
+    def stats(self) -> dict[str, float]:
+        """Returns what a router hears of the engine."""
+        return {
+            **self._pace.stats(),
+            "tokens_left": self.scheduler.expected_tokens_left(),
+            "prompt_tokens_left": self.scheduler.admission.prompt_tokens_left(),
+            "mean_output_tokens": self.scheduler.lengths.mean,
+        }
+
+    @property
+    def heard(self) -> int:
+        """Requests that it has taken in."""
+        return len(self._numbers)
+
+    def _launched(self, seconds: float) -> None:
+        self._pace.launched(self.now)
+        self._free = max(self.now, self._free) + seconds
+        self.busy += seconds
+        self.steps += 1
+
+    def _read(self, plan: StepPlan) -> None:
+        self._pace.read(plan.rows.size, 0 if plan.chunks is None else plan.chunks.tokens.size, self.now)
+
+    def _leap(self, until: float) -> bool:
+        """Takes the steps at once that are alike and whose turns begin before `until`; False where there are none."""
+        assert self._leaper is not None
+        last, _, _, ended = self.flights[-1]
+        most = min(self._leaper.steps(last), MOST_AT_ONCE)
+        if most < 2 or (most := min(most, self.device.least_left(last.rows))) < 2:
+            return False
+        took = self._costs.next_seconds(last, most)
+        ends = ended + np.cumsum(took)
+        steps = 1 + int(np.searchsorted(np.append(ended, ends[:-2]), until)) if most > 1 else 1
+        if steps < 2:
+            return False
+        tokens = self.device.leap(last.rows, steps)
+        plan = self._leaper.leap(last, steps, WORD)
+        begins = [self.now, ended, *ends.tolist()]
+        for each, seconds in enumerate(took[:steps].tolist()):
+            self.now = begins[each]
+            self._launched(seconds)
+            self.now = begins[each + 1]
+            self._read(last)
+        self.flights[-1] = plan, tokens, np.zeros(0, np.int64), self._free
+        return True

@@ -1,0 +1,190 @@
+"""StepCosts: seconds of a step that was never run, from a table of steps that were.
+
+A step's seconds are a sum, each part from timed steps that differ in that part alone, on straight lines between them:
+
+    rows       at so many tokens of their own before each
+    prompts    what so many prompt tokens add beside so many rows, in prompts of usual length
+    chunks     what it adds that they are of more prompts, or of longer ones: by prompts, and by pairs of a token and
+               one before it
+    groups     what a prefix costs that rows read together: by rows, and by pairs of a row and a token
+
+Lines go on past the last timed step to twice its tokens, since K and V are read at one rate; rows don't. Anything
+outside is refused by name. It knows a table and step plans; no scheduler, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.artifact.manifest import USUAL_PROMPT, StepSeconds
+from penstock.errors import UsageError
+from penstock.schedule.step import Chunks, StepPlan
+
+BEYOND = 2.0  # times the last timed step's tokens
+Float64 = NDArray[np.float64]
+
+
+class _Line:
+    """Straight lines through points, at least two; the first and the last go on."""
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        x, y = np.array(sorted(points), float), np.array([points[each] for each in sorted(points)])
+        self.last = float(x[-1])
+        self._x, self._y, self._slope = x, y, np.diff(y) / np.diff(x)
+
+    def at(self, x: Float64 | float) -> Float64:
+        place = np.clip(np.searchsorted(self._x, x), 1, self._x.size - 1) - 1
+        found: Float64 = self._y[place] + (x - self._x[place]) * self._slope[place]
+        return found
+
+
+class _Sheet:
+    """Lines at some numbers of rows, and straight between them."""
+
+    def __init__(self, lines: Mapping[int, Mapping[int, float]]) -> None:
+        self._lines = {rows: _Line(points) for rows, points in sorted(lines.items()) if len(points) > 1}
+        self.rows = np.array(list(self._lines), float)
+
+    def at(self, rows: int, x: Float64 | float) -> Float64:
+        """Seconds at so many rows, at least the fewest of the sheet and at most the most."""
+        place = int(np.searchsorted(self.rows, rows))
+        high = int(self.rows[place])
+        if high == rows:
+            return self._lines[high].at(x)
+        low = int(self.rows[place - 1])
+        below, above = self._lines[low].at(x), self._lines[high].at(x)
+        return below + (above - below) * ((rows - low) / (high - low))
+
+    def reach(self, rows: int) -> float:
+        """The largest x that is answered for at so many rows; -1: none."""
+        if not self.rows.size or not self.rows[0] <= rows <= self.rows[-1]:
+            return -1.0
+        return BEYOND * self._lines[int(self.rows[np.searchsorted(self.rows, rows, side="right") - 1])].last
+
+
+class StepCosts:
+    """A table, made ready. name: where it is from, for who is refused."""
+
+    def __init__(self, table: StepSeconds, name: str) -> None:
+        self._name = name
+        none = [0] * len(table.rows)
+        columns = (table.rows, table.context, table.prompt_tokens, table.prompt_length or none, table.shared or none,
+                   table.members or none)  # fmt: skip
+        self._seen = dict(zip(zip(*columns, strict=True), table.seconds, strict=True))
+        plain: dict[int, dict[int, float]] = defaultdict(dict)
+        for (rows, context, prompts, _, shared, _), seconds in self._seen.items():
+            if rows and not prompts and not shared:
+                plain[rows][context] = seconds
+        self._plain = _Sheet(plain)
+        if not self._plain.rows.size:
+            raise UsageError(f"{name} times no step of rows at two contexts: measure it again")
+        self._prompts = _Sheet(self._beside())
+        self._by_prompt, self._by_pair = self._by_length()
+        self._members, self._by_row, self._by_shared = self._groups()
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Returns what a step takes. Raises UsageError for one that the table says nothing of."""
+        rows, found, shared, tokens = int(plan.rows.size), 0.0, 0, 0
+        if plan.group_length.size:
+            found, shared = self._together(plan)
+        if rows:
+            own = int(plan.lengths.sum(dtype=np.int64)) - shared
+            found += float(self.rows_seconds(rows, own / rows))
+        if plan.chunks is not None and (tokens := plan.chunks.tokens.size):
+            found += self._chunks(rows, tokens, plan.chunks)
+        return found
+
+    def next_seconds(self, plan: StepPlan, steps: int) -> Float64:
+        """Returns what the steps behind this one take [steps], each with a token more of each row and no prompts."""
+        together, shared = self._together(plan) if plan.group_length.size else (0.0, 0)
+        own = (int(plan.lengths.sum(dtype=np.int64)) - shared) / plan.rows.size
+        contexts: Float64 = own + np.arange(1.0, steps + 1)
+        return self.rows_seconds(int(plan.rows.size), contexts) + together
+
+    def rows_seconds(self, rows: int, context: Float64 | float) -> Float64:
+        """Returns seconds of steps of so many rows at each of these mean contexts."""
+        if np.max(context) > (reach := self._plain.reach(rows)):
+            has = f"{reach / BEYOND:,.0f} tokens each at so many rows"
+            has = has if reach >= 0 else f"{int(self._plain.rows[-1]):,} rows"
+            raise UsageError(
+                f"{self._name} has steps of at most {has}, and this load makes one of {rows:,} rows at "
+                f"{np.max(context):,.0f} tokens each: measure a table with more, or bound it (--max-num-seqs, "
+                "--max-model-len)"
+            )
+        return self._plain.at(rows, context)
+
+    def _chunks(self, rows: int, tokens: int, chunks: Chunks) -> float:
+        if tokens > self._prompts.reach(rows):
+            raise UsageError(
+                f"{self._name} has no steps of {tokens:,} prompt tokens beside {rows:,} rows: measure a table with "
+                "them, or bound them (--max-num-batched-tokens)"
+            )
+        sizes = np.diff(chunks.start).astype(np.int64)
+        pairs = int((sizes * chunks.context + sizes * (sizes + 1) // 2).sum())
+        usual = min(USUAL_PROMPT, tokens)
+        more = float(self._by_prompt) * (sizes.size - tokens / usual)
+        more += float(self._by_pair) * (pairs - tokens * (usual + 1) / 2)
+        return max(0.0, float(self._prompts.at(rows, float(tokens))) + more)
+
+    def _together(self, plan: StepPlan) -> tuple[float, int]:
+        """Seconds of the prefixes that groups read together, and (row, token) pairs of them."""
+        members = np.diff(plan.group_start).astype(float)
+        pairs = members * plan.group_length
+        if not self._members.size:
+            raise UsageError(
+                f"{self._name} has no steps of rows that share a prefix, and this load makes some: measure it again, "
+                "or leave sharing out (--prefix-groups off)"
+            )
+        # A group of more members than any that was timed costs each of them no more.
+        each = np.log(members)
+        by_row, by_pair = (np.interp(each, self._members, column) for column in (self._by_row, self._by_shared))
+        return max(0.0, float(by_row @ members + by_pair @ pairs)), int(pairs.sum())
+
+    # --- made once ----------------------------------------------------------------------------------------------------
+
+    def _beside(self) -> dict[int, dict[int, float]]:
+        """rows -> prompt tokens -> seconds that they add. None add none."""
+        found: dict[int, dict[int, float]] = defaultdict(lambda: {0: 0.0})
+        for (rows, context, prompts, length, *_), seconds in self._seen.items():
+            if prompts and length == min(prompts, USUAL_PROMPT) and rows <= self._plain.rows[-1]:
+                alone = float(self._plain.at(rows, float(context))) if rows else 0.0
+                found[rows][prompts] = max(0.0, seconds - alone)
+        return found
+
+    def _by_length(self) -> tuple[float, float]:
+        """Seconds of a prompt more at the same tokens, and of a pair of tokens more."""
+        by_prompt, by_pair = 0.0, 0.0
+        alone = {(n, length): s for (rows, _, n, length, *_), s in self._seen.items() if n and not rows}
+        for tokens in sorted({n for n, _ in alone}):
+            lengths = [length for n, length in alone if n == tokens]
+            usual, short, long = min(USUAL_PROMPT, tokens), min(lengths), max(lengths)
+            if (tokens, usual) not in alone:
+                continue
+            base = alone[tokens, usual]
+            if short < usual:
+                by_prompt = max(0.0, (alone[tokens, short] - base) / (tokens / short - tokens / usual))
+            if long > usual:
+                fewer = by_prompt * (tokens / usual - tokens / long)
+                by_pair = max(0.0, (alone[tokens, long] - base + fewer) / (tokens * (long - usual) / 2))
+        return by_prompt, by_pair
+
+    def _groups(self) -> tuple[Float64, Float64, Float64]:
+        """Logarithms of members, and at each seconds a row and a pair of a row and a shared token."""
+        extra: dict[int, dict[int, float]] = defaultdict(dict)
+        for (rows, context, _, _, shared, members), seconds in self._seen.items():
+            if members > 1:
+                alone = float(self._plain.at(rows, float(context)))
+                extra[members][shared] = max(0.0, seconds - alone) / rows
+        found = []
+        for members, points in sorted(extra.items()):
+            (few, cheap), (many, dear) = (f(points.items()) for f in (min, max))
+            by_pair = max(0.0, dear - cheap) / (many - few) if many > few else dear / many
+            found.append((np.log(members), max(0.0, dear - by_pair * many), by_pair))
+        columns = np.array(found).reshape(-1, 3).T
+        return columns[0], columns[1], columns[2]

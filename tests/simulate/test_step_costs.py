@@ -1,0 +1,86 @@
+"""Steps' seconds from a table: exact where the steps are straight, refused by name where the table says nothing."""
+
+import numpy as np
+import pytest
+from made_steps import CONTEXTS, LENGTH, MEMBER, PROMPT, ROWS, SHARED, made_table, step_seconds
+
+from penstock.artifact.manifest import StepSeconds
+from penstock.errors import UsageError
+from penstock.schedule.step import Chunks, StepPlan
+from penstock.simulate.step_costs import StepCosts
+
+
+def plan_of(
+    lengths: list[int], prompts: list[tuple[int, int]] | None = None, groups: list[tuple[int, int]] | None = None
+) -> StepPlan:
+    """prompts: (context, tokens) each.   groups: (members, shared tokens) each; the first rows are theirs."""
+    nothing = np.zeros(0, np.int32)
+    sizes = np.array([tokens for _, tokens in prompts or []], np.int32)
+    start = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+    chunks = Chunks(np.zeros(sizes.sum(), np.int32), start, np.array([c for c, _ in prompts or []], np.int32),
+                    np.zeros((sizes.size, 0), np.int32), nothing, nothing)  # fmt: skip
+    members = [count for count, _ in groups or []]
+    return StepPlan(
+        number=0, rows=np.arange(len(lengths), dtype=np.int32), lengths=np.array(lengths, np.int32), wants=0,
+        group_start=np.cumsum([0, *members]).astype(np.int32), group_blocks=np.zeros((len(members), 0), np.int32),
+        group_length=np.array([shared for _, shared in groups or []], np.int32), copies=np.zeros((0, 2), np.int32),
+        new_blocks=np.zeros((0, 3), np.int32), joins=None, chunks=chunks if prompts else None,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def costs() -> StepCosts:
+    return StepCosts(made_table(), "made")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 40, 64])
+@pytest.mark.parametrize("context", [0, 64, 300, 1900, 2047])
+def test_rows_between_and_at_what_was_timed(costs: StepCosts, rows: int, context: int) -> None:
+    lengths = np.linspace(0.5 * context, 1.5 * context, rows).round().astype(int) if rows > 1 else np.array([context])
+    assert costs.seconds(plan_of(lengths.tolist())) == pytest.approx(step_seconds(rows, lengths.mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 10, 64])
+@pytest.mark.parametrize("sizes", [[(0, 1)], [(0, 100)], [(0, 128)] * 3, [(0, 400)], [(1000, 200), (0, 60)]])
+def test_prompts_beside_rows(costs: StepCosts, rows: int, sizes: list[tuple[int, int]]) -> None:
+    tokens = sum(size for _, size in sizes)
+    pairs = sum(size * context + size * (size + 1) / 2 for context, size in sizes)
+    wanted = step_seconds(rows, 64, tokens, pairs)
+    plan = plan_of([64] * rows, sizes)
+    base = 0.0 if tokens >= LENGTH else 0.05 * wanted  # between 1 and LENGTH tokens the usual length isn't the table's
+    assert costs.seconds(plan) == pytest.approx(wanted, rel=1e-6, abs=base)
+
+
+def test_a_prefix_is_read_together(costs: StepCosts) -> None:
+    """16 rows of 300 tokens, 12 of them in two groups behind 256 tokens: these are read by group, the rest by row."""
+    alone = step_seconds(16, (16 * 300 - 12 * 256) / 16)
+    together = 12 * (MEMBER + SHARED * 256)
+    plan = plan_of([300] * 16, groups=[(8, 256), (4, 256)])
+    assert costs.seconds(plan) == pytest.approx(alone + together, rel=1e-6)
+
+
+def test_steps_that_follow_each_other_take_what_each_takes(costs: StepCosts) -> None:
+    each = [costs.seconds(plan_of([300 + n] * 16, groups=[(8, 256)])) for n in range(1, 6)]
+    assert costs.next_seconds(plan_of([300] * 16, groups=[(8, 256)]), 5) == pytest.approx(each, rel=1e-9)
+
+
+def test_what_the_table_lacks_is_refused_by_name(costs: StepCosts) -> None:
+    with pytest.raises(UsageError, match=r"made has steps of at most 64 rows, .* 65 rows at 10 tokens each: measure"):
+        costs.seconds(plan_of([10] * 65))
+    with pytest.raises(UsageError, match=r"at most 1,900 tokens each at so many rows, .* 4 rows at 4,000 tokens each"):
+        costs.seconds(plan_of([4000] * 4))
+    with pytest.raises(UsageError, match="made has no steps of 2,000 prompt tokens beside 1 rows"):
+        costs.seconds(plan_of([10], [(0, 2000)]))
+    alone = StepCosts(made_table(groups=False), "alone")
+    with pytest.raises(UsageError, match="alone has no steps of rows that share a prefix"):
+        alone.seconds(plan_of([300] * 4, groups=[(4, 256)]))
+
+
+def test_a_table_with_one_context_says_nothing_of_rows() -> None:
+    table = StepSeconds(rows=[1, 4], context=[64, 64], prompt_tokens=[0, 0], seconds=[1e-3, 2e-3])
+    with pytest.raises(UsageError, match="made times no step of rows at two contexts"):
+        StepCosts(table, "made")
+
+
+def test_the_made_table_is_one() -> None:
+    assert len(ROWS) * len(CONTEXTS) < len(made_table().seconds) and PROMPT > 0

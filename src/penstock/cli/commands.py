@@ -261,7 +261,8 @@ def serve(
     tool_call_parser: Annotated[
         str | None,
         typer.Option(
-            help="How calls are written: hermes, llama3_json or qwen3_coder. Left out: as the chat template does."
+            help="How calls are written: hermes, llama3_json, qwen3_coder, or as the model's response_template says. "
+            "Left out: as its chat template does."
         ),
     ] = None,
     reasoning_parser: Annotated[

@@ -24,6 +24,8 @@ from penstock.text.vocabulary import DecoderStyle, Vocabulary
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
+    from penstock.text.answers.response_template import ResponseTemplate
+
 Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 _USUAL = 6  # characters of a token, at most, in the first part of a long text that is looked at: prose has 3 to 5
@@ -45,6 +47,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
         self.special_tokens: Mapping[str, str] = files.named
         self.chat_templates: Mapping[str, str] = files.templates
+        self._response_template = files.response_template
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
         self.special_texts = frozenset(self._tokens[i] or "" for i in self.special_ids)
@@ -148,6 +151,13 @@ class Tokenizer:
         """How many tokens to keep when a stop string ends at character `end` of the decoded text: up to and including
         the token that completes it."""
         return self.vocabulary.tokens_until(_as_list(ids), end, skip_special_tokens)
+
+    @cached_property
+    def response_template(self) -> ResponseTemplate | None:
+        """How the model's answers are read, where its files say so. Raises TokenizerError where they say it badly."""
+        from penstock.text.answers.response_template import read_template
+
+        return None if self._response_template is None else read_template(self._response_template)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

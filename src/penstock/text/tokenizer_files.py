@@ -33,6 +33,7 @@ class TokenizerFiles:
     extra_special: tuple[str, ...] = ()
     added: dict[int, dict[str, Any]] = field(default_factory=dict)
     templates: dict[str, str] = field(default_factory=dict)
+    response_template: Any = None
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
@@ -67,6 +68,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         extra_special=tuple(word for entry in words if (word := _content(entry)) is not None),
         added=_added_tokens(config.get("added_tokens_decoder") or {}, folder),
         templates=_chat_templates(config, folder),
+        response_template=config.get("response_template"),
     )
 
 

@@ -14,6 +14,11 @@ import pytest
 from server_fake import Running, make_tokenizer, running_server
 from tool_cases import ANSWER, CALLS, CITY, PARSERS, PING, STRICT, TEMPLATE, USER, WEATHER
 
+from penstock.errors import UsageError
+from penstock.server.process.site import check_template
+from penstock.text.answers.reader import AnswerParsers
+from penstock.text.tokenizer import Tokenizer
+
 pytestmark = pytest.mark.torch
 pytest.importorskip("llguidance")
 
@@ -191,6 +196,40 @@ def test_parse_gives_pythons_objects(client: openai.OpenAI, server: Running) -> 
         made = stream.get_final_completion()
     assert "tool_calls.function.arguments.done" in kinds
     assert made.choices[0].message.tool_calls[0].function.parsed_arguments == GetWeather(city="Rome")
+
+
+def test_a_models_own_template_reads_its_answers(tmp_path: Any) -> None:
+    make_tokenizer(tmp_path, template=TEMPLATE)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    spec = {
+        "start_anchor": "<assistant>",
+        "fields": {
+            "reasoning": {"open": "[THINK]", "close": "[/THINK]"},
+            "tool_calls": {"open": "[CALLS]", "close": "[/CALLS]", "content": "json"},
+            "content": {},
+        },
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "response_template": spec}))
+    parsers = AnswerParsers(enable_auto_tool_choice=True, tool_call_parser="response_template")
+    tokenizer = Tokenizer.load(tmp_path)
+    check_template(tokenizer, parsers)
+    with pytest.raises(UsageError, match="has no response_template"):
+        check_template(None, parsers)
+    with running_server(tokenizer, max_model_len=4096, parsers=parsers) as server:
+        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+        made = [{"name": "get_weather", "arguments": {"city": "Oslo"}}, {"name": "ping"}]
+        own = f"[THINK]hm[/THINK]Sure. [CALLS]{json.dumps(made)}[/CALLS]"
+        for stream in (False, True):
+            message, finish = ask(client, server, own, tools=[WEATHER, PING], stream=stream)
+            assert (message.reasoning, message.content, finish) == ("hm", "Sure.", "tool_calls")
+            assert calls_of(message) == [("get_weather", '{"city": "Oslo"}'), ("ping", "{}")]
+        assert server.engine.submitted[-1].sampling.skip_special_tokens is False
+        message, _ = ask(client, server, "[THINK]hm[/THINK]Hello")
+        assert (message.reasoning, message.content) == ("hm", "Hello")
+        message, _ = ask(client, server, CALLS, tools=[WEATHER, PING], tool_choice="required")
+        assert len(calls_of(message)) == 2, "what has to be called is written, and read, in a format of ours"
+        with pytest.raises(openai.BadRequestError, match="strict tools are held here with tool_choice required"):
+            ask(client, server, "x", tools=[STRICT])
 
 
 def test_a_server_without_parsers(tmp_path: Any) -> None:

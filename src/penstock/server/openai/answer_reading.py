@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from penstock.errors import UsageError
 from penstock.request import SamplingParams, StructuredOutputsParams
@@ -14,11 +15,15 @@ from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt
 from penstock.text.answers.answer_grammar import around
-from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, CallFormat, format_of
+from penstock.text.answers.pieces import Reader
+from penstock.text.answers.reader import FORMATS, TEMPLATE, AnswerParsers, AnswerReader, CallFormat, format_of
 from penstock.text.answers.reasoning import CLOSE, OPEN, Thinking, thinking_behind
 from penstock.text.answers.tool import Tool
 
-MakeReader = Callable[[], AnswerReader]  # one for each answer
+if TYPE_CHECKING:
+    from penstock.text.answers.response_template import ResponseTemplate
+
+MakeReader = Callable[[], Reader]  # one for each answer
 
 
 def check_auto(form: ChatForm, parsers: AnswerParsers) -> None:
@@ -36,23 +41,38 @@ class AnswerReading:
 
     def __init__(self, form: ChatForm, prompt: TokenizedPrompt, tools: PromptTools) -> None:
         assert tools.tokenizer is not None, "chats have text"
-        self._form, self._tokenizer = form, tools.tokenizer
+        self._form, self._tokenizer, self._prompt = form, tools.tokenizer, prompt
         self._called = form.called_tools
         self._parallel = form.parallel_tool_calls and not (form.must_call and form.tool_choice != "required")
-        named = tools.parsers.tool_call_parser or format_of(tools.tokenizer.chat_templates.get("default", ""))
-        self._format: CallFormat | None = FORMATS[named] if self._called else None
+        source, named = tools.tokenizer.chat_templates.get("default", ""), tools.parsers.tool_call_parser
+        self._template = tools.tokenizer.response_template if named == TEMPLATE else None
+        known = named if named in FORMATS else format_of(source)
+        self._format: CallFormat | None = FORMATS[known] if self._called else None
         self._thinking: Thinking | None = None
-        if (parser := tools.parsers.reasoning_parser) is not None:
+        parser = tools.parsers.reasoning_parser
+        if parser is None and self._template is not None and OPEN in source:
+            parser = "qwen3"
+        if parser is not None:
             inside = form.continue_final_message
             self._thinking = thinking_behind(prompt.ending, parser, inside_answer=inside)
 
     @property
     def reader(self) -> MakeReader | None:
         """What makes the reader of each answer; None where its text is all content."""
+        if (template := self._by_template) is not None:
+            from penstock.text.answers.response_template import TemplateReader
+
+            return partial(TemplateReader, template, self._prompt.ending, self._called, parallel=self._parallel)
         if self._format is None and self._thinking is None:
             return None
         thinking = self._thinking or "closed"
         return partial(_make_reader, self._format, self._called, thinking, self._parallel)
+
+    @property
+    def _by_template(self) -> ResponseTemplate | None:
+        """The model's own template, where it reads the answer: calls that are held are written in a format of ours."""
+        in_format = self._form.must_call or (self._called and self._form.response_format is not None)
+        return None if in_format else self._template
 
     def held(self, sampling: SamplingParams) -> SamplingParams:
         """Returns the sampling that holds answers to what they must be, and shows what readers look for. Raises
@@ -69,7 +89,7 @@ class AnswerReading:
             except UsageError as error:
                 param = "tools" if form is None else "structured_outputs"
                 raise HttpError(error.rule.replace("structured_outputs", param, 1), param=param) from error
-        if self.reader is not None and not self._tokenizer.special_texts.isdisjoint(self._marks()):
+        if self._by_template is not None or not self._tokenizer.special_texts.isdisjoint(self._marks()):
             sampling = replace(sampling, skip_special_tokens=False)
         return sampling
 
@@ -77,6 +97,12 @@ class AnswerReading:
         """The grammar around a form; None where the form, or nothing, is all that holds the answer."""
         must, thinking = self._form.must_call, self._thinking or "closed"
         strict = any(tool.strict for tool in self._called)
+        if strict and self._by_template is not None:
+            message = (
+                "strict tools are held here with tool_choice required or a tool's name: a response_template "
+                "doesn't say how calls are written; leave strict out"
+            )
+            raise HttpError(message, param="tools", code="unsupported_parameter")
         behind_thought = form is not None and thinking != "closed"
         if not (must or (self._called and (strict or form is not None)) or behind_thought):
             return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
 A_TEXT = 64  # characters that a text costs as much as, however short it is
-ENDING = 64  # characters of a rendered chat that say how its answer begins
+ENDING = 1_024  # characters of a rendered chat that say how its answer begins
 A_JOB = 262_144  # characters of several texts that are sent to the sandbox at once; others come in between
 
 Result = TypeVar("Result")

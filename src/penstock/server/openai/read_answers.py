@@ -13,8 +13,7 @@ import msgspec
 from penstock.request import Delta
 from penstock.server.openai.answers import ChatAnswer
 from penstock.server.openai.logprobs_json import TokenSpellings
-from penstock.text.answers.pieces import AnswerPiece
-from penstock.text.answers.reader import AnswerReader
+from penstock.text.answers.pieces import AnswerPiece, Reader
 
 if TYPE_CHECKING:
     from penstock.server.openai.prompt_ids import TokenizedPrompt
@@ -34,7 +33,7 @@ class ReadChatAnswer(ChatAnswer):
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
-        self._readers: dict[int, AnswerReader] = {}  # of choices that have begun
+        self._readers: dict[int, Reader] = {}  # of choices that have begun
 
     def _read(self, choice: int, delta: Delta) -> list[AnswerPiece]:
         assert self._call.reader is not None, "who picked this answer has looked"

@@ -19,6 +19,7 @@ from penstock.server.openai.answers import BaseAnswer
 from penstock.server.openai.http_errors import body_of
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.server.openai.output_items import Event, OutputItems
+from penstock.text.answers.pieces import Reader
 from penstock.text.answers.reader import AnswerReader
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class ResponsesAnswer(BaseAnswer):
         self.id = self.id.replace("-", "_", 1)
         self._model, self._created = model, int(time.time())
         self._items = OutputItems()
-        self._reader = call.reader() if call.reader is not None else AnswerReader()
+        self._reader: Reader = call.reader() if call.reader is not None else AnswerReader()
         self._tokens: list[int] = []
         self._number = 0  # of the next event
         self._status = "in_progress"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import uvicorn
 from starlette.applications import Starlette
 
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.models.generation_config import read_generation_defaults
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.state_folder import StateFolder
@@ -30,10 +30,11 @@ from penstock.server.process.app import build_app
 from penstock.server.process.http_protocol import http_protocol
 from penstock.server.process.port import port_error, url_of
 from penstock.server.process.shutdown import StopSignals
-from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
+from penstock.text.answers.reader import NO_PARSERS, TEMPLATE, AnswerParsers
 
 if TYPE_CHECKING:
     from penstock.engine.replica_set import EngineClient
+    from penstock.text.tokenizer import Tokenizer
 
 LOOK_EVERY = 0.1  # seconds between looks at the engine's life
 LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
@@ -81,6 +82,7 @@ async def opened_app(
 ) -> AsyncIterator[tuple[Starlette, AppState, BatchManager | None]]:
     """Inside, the application over an engine, for whoever has connections; what it is over, and its batches. How they
     end is the caller's: the manager first, then the service."""
+    check_template(client.tokenizer, site.parsers)
     servers = 1 if board is None else board.servers
     metrics = Metrics(client, site.name, board)
     service = AppState(
@@ -129,6 +131,14 @@ async def _run(
     with rare_collections():
         await _watch(service, serving, stop)
         await _end(service, manager, server, serving, stop)
+
+
+def check_template(tokenizer: Tokenizer | None, parsers: AnswerParsers) -> None:
+    """Raises UsageError where answers are to be read by a template that the model doesn't have, TokenizerError where it
+    is none."""
+    if parsers.tool_call_parser == TEMPLATE and (tokenizer is None or tokenizer.response_template is None):
+        message = f"this model's tokenizer_config.json has no {TEMPLATE}: name another tool_call_parser"
+        raise UsageError(message, param="tool_call_parser")
 
 
 def line(site: Site, listener: socket.socket) -> str:

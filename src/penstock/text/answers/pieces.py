@@ -29,6 +29,18 @@ class CallParser(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """Reads one answer's text as it comes. called: calls that have begun; thought_length: characters before the answer
+    itself, of reasoning and its marks."""
+
+    @property
+    def called(self) -> int: ...
+    @property
+    def thought_length(self) -> int: ...
+    def feed(self, text: str) -> list[AnswerPiece]: ...
+    def end(self) -> list[AnswerPiece]: ...
+
+
 def find_mark(text: str, marks: Sequence[str]) -> tuple[int, str]:
     """Returns where the first of the marks begins, and which; where there is none, "", and where what may become one
     begins (the text's length, if nothing does)."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.text.answers.pieces import AnswerPiece, ContentBuffer, find_mark
-from penstock.text.answers.tool import Tool, json_text, lark_text
+from penstock.text.answers.tool import Tool, argument_schema, json_text, kinds_of, lark_text, typed
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -32,7 +32,7 @@ class Qwen3CoderParser:
     """Finds the calls of one answer. What stands in the tags and is no call stays in the content."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._schemas = {tool.name: tool.schema for tool in tools}
+        self._tools = {tool.name: tool for tool in tools}
         self._content = ContentBuffer()
         self._text = ""  # not looked at yet
         self._within = ""  # the tag whose inside comes: "", BEGIN, FUNCTION, or END, behind a call
@@ -102,7 +102,7 @@ class Qwen3CoderParser:
             if not mark or name is None:
                 return False
             key, value = name[0][:-1].strip(), _unframed(text[name.end() : at])
-            found.append(AnswerPiece("arguments", self._argument(key, self._value(key, value)), self._calls))
+            found.append(AnswerPiece("arguments", self._argument(key, self._typed(key, value)), self._calls))
             self._text = text[at + len(mark) :]
             return True
         if not text or PARAMETER.startswith(text) or (FUNCTION_END.startswith(text) and text != FUNCTION_END):
@@ -121,17 +121,9 @@ class Qwen3CoderParser:
         self._arguments += 1
         return f"{comma}{json.dumps(key, ensure_ascii=False)}: {value}"
 
-    def _value(self, key: str, value: str) -> str:
-        """A value in JSON: as it stands, where it is JSON of a kind that the schema has, else as a text."""
-        schema = self._schemas.get(self._name, {}).get("properties", {}).get(key)
-        kinds = kinds_of(schema)
-        if "string" in kinds and not (value == "null" and "null" in kinds):
-            return json.dumps(value, ensure_ascii=False)
-        try:
-            return json.dumps(json.loads(value), ensure_ascii=False)
-        except (ValueError, RecursionError):
-            lowered = value.strip().lower()
-            return lowered if lowered in ("true", "false") else json.dumps(value, ensure_ascii=False)
+    def _typed(self, key: str, value: str) -> str:
+        tool = self._tools.get(self._name)
+        return json.dumps(value, ensure_ascii=False) if tool is None else typed(tool, key, value)
 
     def _cut_short(self) -> list[AnswerPiece]:
         text = self._text.lstrip()
@@ -139,30 +131,14 @@ class Qwen3CoderParser:
         if name is None:
             return []
         key, value = name[0][:-1].strip(), text[name.end() :].removeprefix("\n")
-        schema = self._schemas.get(self._name, {}).get("properties", {}).get(key)
-        shown = json.dumps(value, ensure_ascii=False)[:-1] if "string" in kinds_of(schema) else value
+        tool = self._tools.get(self._name)
+        plain = tool is None or "string" in kinds_of(argument_schema(tool, key))
+        shown = json.dumps(value, ensure_ascii=False)[:-1] if plain else value
         return [AnswerPiece("arguments", self._argument(key, shown), self._calls)]
 
 
 def _unframed(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
-
-
-def kinds_of(schema: Any) -> set[str]:
-    """Returns the types that a schema names; text, where it says nothing of them."""
-    if not isinstance(schema, Mapping):
-        return {"string"}
-    said = schema.get("type")
-    if isinstance(said, str):
-        return {said}
-    if isinstance(said, list):
-        return {kind for kind in said if isinstance(kind, str)}
-    if isinstance(schema.get("enum"), list):
-        return {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(parts, list):
-        return set().union(*(kinds_of(part) for part in parts))
-    return {"other"} if "$ref" in schema or "allOf" in schema else {"string"}
 
 
 # --- grammars

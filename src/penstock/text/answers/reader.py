@@ -22,6 +22,7 @@ class CallFormat(NamedTuple):
     marks: tuple[str, str] | None
 
 
+TEMPLATE = "response_template"  # the parser that a model brings itself
 FORMATS: dict[str, CallFormat] = {
     "hermes": CallFormat(hermes.HermesParser, hermes.call_rest, (hermes.BEGIN, hermes.END)),
     "llama3_json": CallFormat(llama3_json.Llama3JsonParser, llama3_json.call_rest, None),
@@ -42,12 +43,18 @@ class AnswerParsers:
 
     def check(self) -> None:
         """Raises UsageError."""
-        known: dict[str, Sequence[str]] = {"tool_call_parser": [*FORMATS], "reasoning_parser": reasoning.FORMATS}
+        known: dict[str, Sequence[str]] = {
+            "tool_call_parser": [*FORMATS, TEMPLATE],
+            "reasoning_parser": reasoning.FORMATS,
+        }
         for name, formats in known.items():
             if (given := getattr(self, name)) is not None and given not in formats:
                 raise UsageError(f"{name} must be one of {', '.join(formats)}, not {given!r}", param=name)
+        if self.tool_call_parser == TEMPLATE and self.reasoning_parser is not None:
+            message = f"{TEMPLATE} reads reasoning too: leave reasoning_parser out"
+            raise UsageError(message, param="reasoning_parser")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            message = f"enable_auto_tool_choice needs a tool_call_parser: one of {', '.join(FORMATS)}"
+            message = f"enable_auto_tool_choice needs a tool_call_parser: one of {', '.join(known['tool_call_parser'])}"
             raise UsageError(message, param="enable_auto_tool_choice")
 
 

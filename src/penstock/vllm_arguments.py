@@ -70,6 +70,7 @@ SPELLINGS = {  # vLLM's values of these -> ours
         "None": "auto", "awq_marlin": "awq", "auto_awq": "awq", "gptq_marlin": "gptq", "auto_gptq": "gptq",
     },
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
+    "tool_call_parser": {"qwen3_xml": "qwen3_coder"},
 }  # fmt: skip
 
 SHORT = {  # vLLM's short options

@@ -55,6 +55,19 @@ def test_a_batch_of_chats_runs(server: Batching) -> None:
     assert [choice["message"]["content"] for choice in row["response"]["body"]["choices"]] == ["abc", "bcd"]
 
 
+def test_a_batch_calls_tools(server: Batching) -> None:
+    pytest.importorskip("llguidance")
+    server.engine.says = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "max_tokens": 100}
+    lines = [line("a", CHAT, tool_choice="required", **tools), line("b", CHAT, **tools)]
+    batch = server.until_over(server.submit(jsonl(lines), CHAT))
+    (row,) = server.rows(batch.output_file_id)
+    (choice,) = row["response"]["body"]["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+    (refused,) = server.rows(batch.error_file_id)
+    assert refused["custom_id"] == "b" and refused["response"]["body"]["error"]["param"] == "tool_choice"
+
+
 def test_a_line_that_our_code_fails_at_fails_alone(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
     server.engine.fail_with = "its logits were not finite"
     batch = server.until_over(server.submit(jsonl([line("a")])))

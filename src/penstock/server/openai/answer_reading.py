@@ -37,11 +37,12 @@ def check_auto(form: ChatForm, parsers: AnswerParsers) -> None:
 
 
 class AnswerReading:
-    """What one chat asks for, once its prompt is there."""
+    """What one chat asks for, once its prompt is there. sampling: as it is without tools and reasoning."""
 
-    def __init__(self, form: ChatForm, prompt: TokenizedPrompt, tools: PromptTools) -> None:
+    def __init__(self, form: ChatForm, sampling: SamplingParams, prompt: TokenizedPrompt, tools: PromptTools) -> None:
         assert tools.tokenizer is not None, "chats have text"
         self._form, self._tokenizer, self._prompt = form, tools.tokenizer, prompt
+        self._sampling, self._asked = sampling, sampling.structured_outputs
         self._called = form.called_tools
         self._parallel = form.parallel_tool_calls and not (form.must_call and form.tool_choice != "required")
         source, named = tools.tokenizer.chat_templates.get("default", ""), tools.parsers.tool_call_parser
@@ -71,20 +72,19 @@ class AnswerReading:
     @property
     def _by_template(self) -> ResponseTemplate | None:
         """The model's own template, where it reads the answer: calls that are held are written in a format of ours."""
-        in_format = self._form.must_call or (self._called and self._form.response_format is not None)
+        in_format = self._form.must_call or (self._called and self._asked is not None)
         return None if in_format else self._template
 
-    def held(self, sampling: SamplingParams) -> SamplingParams:
+    def held(self) -> SamplingParams:
         """Returns the sampling that holds answers to what they must be, and shows what readers look for. Raises
         HttpError."""
-        form = sampling.structured_outputs
-        calls = self._calls_text(form)
-        if calls is not None:
+        sampling, form, whole = self._sampling, self._asked, self._around()
+        if whole is not None:
             try:
                 if form is None or self._form.must_call:  # an answer that calls a tool has no content to hold
-                    made = StructuredOutputsParams(around=calls)
+                    made = StructuredOutputsParams(around=whole)
                 else:
-                    made = replace(form, around=calls)
+                    made = replace(form, around=whole)
                 sampling = replace(sampling, structured_outputs=made)
             except UsageError as error:
                 param = "tools" if form is None else "structured_outputs"
@@ -93,9 +93,9 @@ class AnswerReading:
             sampling = replace(sampling, skip_special_tokens=False)
         return sampling
 
-    def _calls_text(self, form: StructuredOutputsParams | None) -> str | None:
-        """The grammar around a form; None where the form, or nothing, is all that holds the answer."""
-        must, thinking = self._form.must_call, self._thinking or "closed"
+    def _around(self) -> str | None:
+        """The grammar of the whole answer; None where the form, or nothing, is all that holds it. Raises HttpError."""
+        must, thinking, form = self._form.must_call, self._thinking or "closed", self._asked
         strict = any(tool.strict for tool in self._called)
         if strict and self._by_template is not None:
             message = (

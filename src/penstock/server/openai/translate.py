@@ -138,8 +138,8 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call
         check_auto(form, tools.parsers)
         given = _chat_sampling(form, tools.facts)
         prompts = [await chat_prompt(form, tools)]
-        reading = AnswerReading(form, prompts[0], tools)
-        given, reader = reading.held(given), reading.reader
+        reading = AnswerReading(form, given, prompts[0], tools)
+        given, reader = reading.held(), reading.reader
     else:
         only_prompt = form.echo and form.max_tokens == 0
         if form.echo and not text:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex
 
@@ -115,6 +115,14 @@ def _wrong(what: str) -> TokenizerError:
     return TokenizerError(f"the model's response_template {what}: leave --tool-call-parser response_template out")
 
 
+class Found(NamedTuple):
+    """A mark in a text, of the region that it opens or closes."""
+
+    opens: bool
+    region: Region
+    match: Any
+
+
 class TemplateReader:
     """One answer's text, as it comes, to pieces. prompt: its end; what of it stands behind the anchor is the answer's
     own beginning. tools: those that may be called; without any, calls are text. parallel: more than one is told of."""
@@ -135,6 +143,7 @@ class TemplateReader:
         if begun:
             self._text = prompt[begun[-1] :]
             self._process([], ended=False)
+            self._space.drop_space()
             self._body, self._past = [], -len(self._text)
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -159,6 +168,24 @@ class TemplateReader:
 
     def _turn(self, found: list[AnswerPiece], ended: bool) -> bool:
         """Takes one step: to the first mark, or to what may become one. Returns whether there may be another."""
+        mark, held = self._next(ended)
+        if mark is None:
+            self._take(held, found)
+            return False
+        match, spoken = mark.match, self._spoken
+        self._take(match.start(), found)
+        self._close("" if mark.opens else match[0], found)
+        self._past += match.end() - match.start()
+        self._text = self._text[match.end() - match.start() :]
+        if self._region is not None and KINDS.get(self._region.name) == "reasoning":
+            self.thought_length = max(self._past, 0)
+        named = {name: text for name, text in match.groupdict().items() if text is not None}
+        self._region, self._captures = (mark.region, named) if mark.opens else (self._template.implicit, {})
+        self._opening, self._spoken, self._body = match[0], False, []
+        return match.end() > match.start() or spoken or mark.opens
+
+    def _next(self, ended: bool) -> tuple[Found | None, int]:
+        """The first mark in the text, if it is certain; and where what may become one begins. Raises TimeoutError."""
         first, held = None, len(self._text)
         for opens, region, mark in self._watched():
             match = mark.pattern.search(self._text, partial=not ended, timeout=PATIENCE)
@@ -170,22 +197,10 @@ class TemplateReader:
                 continue
             key = (match.start(), match.start() - match.end(), not opens, region.name)
             if first is None or key < first[0]:
-                first = key, opens, region, match
-        if first is None or (first[3].start() >= held and not ended):
-            self._take(held, found)
-            return False
-        _, opens, region, match = first
-        self._take(match.start(), found)
-        spoken = self._spoken
-        self._close(match[0] if not opens else "", found)
-        self._past += match.end() - match.start()
-        self._text = self._text[match.end() - match.start() :]
-        if self._region is not None and KINDS.get(self._region.name) == "reasoning":
-            self.thought_length = max(self._past, 0)
-        self._region = region if opens else self._template.implicit
-        self._opening, self._spoken, self._body = match[0], False, []
-        self._captures = {name: text for name, text in match.groupdict().items() if text is not None} if opens else {}
-        return match.end() > match.start() or spoken or opens
+                first = key, Found(opens, region, match)
+        if first is None or (not ended and first[1].match.start() >= held):
+            return None, held
+        return first[1], held
 
     def _watched(self) -> list[tuple[bool, Region, Mark]]:
         region = self._region

@@ -74,7 +74,7 @@ def simulate(
     idle: Annotated[float, typer.Option(help="Of --scale: seconds with too many before one goes.")] = 300.0,
     simulated: Annotated[
         int | None,
-        typer.Option(help="Replicas that are simulated of many alike. Left out: 8, of a job 2.", min=1),
+        typer.Option(help="Replicas that are simulated of many alike. Left out: 4, of a job 2.", min=1),
     ] = None,
     price: Annotated[
         float | None, typer.Option(help="Dollars an hour of a GPU. Left out: the table's.", min=0, max=1e6)

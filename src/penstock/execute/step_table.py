@@ -39,8 +39,14 @@ class TimedStep(NamedTuple):
     members: int = 0
 
 
-def time_steps(runner: TorchRunner, first: Sequence[TimedStep], seconds: float = float("inf")) -> StepSeconds:
-    """Returns the table, as much of it as the time allows: `first`, then the grid, from its corners inwards."""
+def time_steps(
+    runner: TorchRunner,
+    first: Sequence[TimedStep],
+    seconds: float = float("inf"),
+    clock: Callable[[], float] = time.perf_counter,
+) -> StepSeconds:
+    """Returns the table, as much of it as the time allows: `first`, then the grid, from its corners inwards. clock: of
+    the steps' seconds."""
     end = time.monotonic() + seconds
     timed, took = list[TimedStep](), list[float]()
     for step in dict.fromkeys([*first, *_grid(runner)]):
@@ -48,7 +54,7 @@ def time_steps(runner: TorchRunner, first: Sequence[TimedStep], seconds: float =
             break
         if _Plans(runner, step).fit:
             timed.append(step)
-            took.append(float(f"{_seconds(runner, step):.4g}"))
+            took.append(float(f"{_seconds(runner, step, clock):.4g}"))
     columns = {name: [getattr(step, name) for step in timed] for name in TimedStep._fields}
     return StepSeconds(**columns, seconds=took, engine=held_by(runner))
 
@@ -113,15 +119,15 @@ def _contexts(runner: TorchRunner, rows: int) -> list[int]:
 _STEPS = WARM + ROUNDS * MOST_STEPS  # that an entry takes at most
 
 
-def _seconds(runner: TorchRunner, step: TimedStep) -> float:
+def _seconds(runner: TorchRunner, step: TimedStep, clock: Callable[[], float]) -> float:
     """Seconds of one step: the mean of some that follow each other, where that is least."""
     plans = _Plans(runner, step)
     run_ahead(runner, plans.next, WARM)
     steps, found = LEAST_STEPS, list[float]()
     while len(found) < ROUNDS and sum(found) * steps < ENTRY_SECONDS:
-        begun = time.perf_counter()
+        begun = clock()
         run_ahead(runner, plans.next, steps)
-        found.append((time.perf_counter() - begun) / steps)
+        found.append((clock() - begun) / steps)
         steps = max(LEAST_STEPS, min(MOST_STEPS, int(ROUND_SECONDS / found[-1])))
     return min(found)
 

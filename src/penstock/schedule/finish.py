@@ -121,13 +121,14 @@ class Finisher:
         by_group = np.argsort(slots, kind="stable")
         sorted_rows = rows[by_group]
         samples = self.rows.sample[sorted_rows]
+        all_ended = bool((self.rows.state[rows] == ENDED).all())  # a preempted one's sample may have a row again
         at = 0
         for slot, count in zip(*(column.tolist() for column in counted(slots)), strict=True):
             group = self.groups[slot]
             mine = slice(at, at + count)
             at += count
-            current = group.live.row_of[samples[mine]]
-            group.live.row_of[samples[mine]] = np.where(current == sorted_rows[mine], -1, current)
+            row_of, each = group.live.row_of, samples[mine]
+            row_of[each] = -1 if all_ended else np.where(row_of[each] == sorted_rows[mine], -1, row_of[each])
             group.rows -= count
             self._close_if_over(group)
         self.rows.free(rows)

@@ -9,7 +9,7 @@ are held. It knows loads and replicas; no goals.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -62,7 +62,7 @@ class Fleet:
         self._open = [0] * count  # samples that a replica has
         self._next = 0  # the request that comes next
         self._held: deque[int] = deque()  # requests that came while nobody was up
-        self._left = load.samples.copy()
+        self._left: list[int] = load.samples.tolist()
         self._parts: list[dict[int, int]] = [{} for _ in range(count)]  # request -> its number at the replica
         self._done: list[tuple[float, int, int]] = []  # when, samples that ended, tokens: an entry a step that was read
         self.first = np.full(len(load), np.nan)
@@ -161,13 +161,13 @@ class Fleet:
             first = news.first[np.isnan(self.first[news.first])]
             self.first[first] = replica.now
             self._done.append((replica.now, news.ended.size, news.tokens))
-            ended, counts = np.unique(news.ended, return_counts=True)
             self._open[number] -= news.ended.size
-            self._left[ended] -= counts
-            self.end[ended[self._left[ended] == 0]] = replica.now
-            if not alone:
-                for each in ended[self._left[ended] == 0].tolist():
-                    self._over(each)
+            for request, count in Counter(news.ended.tolist()).items():
+                self._left[request] -= count
+                if not self._left[request]:
+                    self.end[request] = replica.now
+                    if not alone:
+                        self._over(request)
         if not alone and (not replica.has_work or replica.now - self._told[number] > STATS_EVERY):
             self._told[number] = replica.now
             self.router.said(number, replica.stats(), replica.heard)

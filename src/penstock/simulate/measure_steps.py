@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock import __version__
@@ -20,8 +21,11 @@ from penstock.execute.step_table import time_steps
 from penstock.status_line import duration
 
 
-def measure_steps(config: Config, out: Path, price: float | None = None) -> MeasuredSteps:
-    """Returns what it wrote to `out`. Raises as opening a model does, and where `out` cannot be written."""
+def measure_steps(
+    config: Config, out: Path, price: float | None = None, clock: Callable[[], float] = time.perf_counter
+) -> MeasuredSteps:
+    """Returns what it wrote to `out`. clock: of the steps' seconds. Raises as opening a model does, and where `out`
+    cannot be written."""
     config.check()
     check_writable(out)
     folder = model_folder(config)
@@ -30,7 +34,7 @@ def measure_steps(config: Config, out: Path, price: float | None = None) -> Meas
     runner = open_parallel(config, folder) if fitted is None else open_fitted(fitted, open_parallel)
     begun = time.monotonic()
     try:
-        table = time_steps(runner, [])
+        table = time_steps(runner, [], clock=clock)
     finally:
         runner.close()
     steps = MeasuredSteps(

@@ -42,7 +42,7 @@ class ModelledDevice:
 
     def __init__(self, load: AskedLoad, rows: int) -> None:
         self._load = load
-        self._left: Int64 = np.zeros(rows, np.int64)  # tokens that each row has to draw; below 1: it is done
+        self._left: Int32 = np.zeros(rows, np.int32)  # tokens that each row has to draw; below 1: it is done
 
     def launch(self, plan: StepPlan) -> tuple[StepTokens, Int64]:
         """Returns what a step draws, and the requests whose rows draw their first token in it."""
@@ -54,7 +54,7 @@ class ModelledDevice:
             made = records["length"] + 1 - records["prompt_length"]
             self._left[rows] = np.minimum(outputs, records["limit"] - records["prompt_length"]) - made
             fresh = numbers[made == 0]
-        left = self._left[plan.rows] - 1
+        left = self._left.take(plan.rows) - np.int32(1)
         self._left[plan.rows] = left
         tokens = np.where(left > 0, WORD, np.where(left == 0, END, NO_TOKEN)).astype(np.int32)
         return StepTokens(tokens), fresh

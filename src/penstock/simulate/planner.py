@@ -20,7 +20,7 @@ from penstock.simulate.load_source import LoadSource
 from penstock.simulate.scaling import Scaling
 from penstock.simulate.simulated_engine import SimulatedEngine
 
-FEW_OF_JOB, FEW_OF_SERVICE = 2, 8  # replicas that are simulated of many
+FEW_OF_JOB, FEW_OF_SERVICE = 2, 4  # replicas that are simulated of many
 TURNS_OF_ROWS, EDGE_OF_ROWS = 8, 2  # samples of a job's replica that are simulated, and that its beginning and its end
 # take of them each: so many times its rows
 ALONE, APART = 48, 1e5  # requests that are asked one by one, and seconds between them

@@ -14,6 +14,7 @@ outside is refused by name. It knows a table and step plans; no scheduler, no cl
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -35,8 +36,16 @@ class _Line:
         x, y = np.array(sorted(points), float), np.array([points[each] for each in sorted(points)])
         self.last = float(x[-1])
         self._x, self._y, self._slope = x, y, np.diff(y) / np.diff(x)
+        self._xs: list[float] = x.tolist()
+        self._ys: list[float] = y.tolist()
+        self._slopes: list[float] = self._slope.tolist()
 
-    def at(self, x: Float64 | float) -> Float64:
+    def one(self, x: float) -> float:
+        """The same of one number, in a tenth of the time."""
+        place = min(max(bisect_left(self._xs, x), 1), len(self._xs) - 1) - 1
+        return self._ys[place] + (x - self._xs[place]) * self._slopes[place]
+
+    def at(self, x: Float64) -> Float64:
         place = np.clip(np.searchsorted(self._x, x), 1, self._x.size - 1) - 1
         found: Float64 = self._y[place] + (x - self._x[place]) * self._slope[place]
         return found
@@ -47,23 +56,32 @@ class _Sheet:
 
     def __init__(self, lines: Mapping[int, Mapping[int, float]]) -> None:
         self._lines = {rows: _Line(points) for rows, points in sorted(lines.items()) if len(points) > 1}
-        self.rows = np.array(list(self._lines), float)
+        self.rows = list(self._lines)
 
-    def at(self, rows: int, x: Float64 | float) -> Float64:
+    def one(self, rows: int, x: float) -> float:
         """Seconds at so many rows, at least the fewest of the sheet and at most the most."""
-        place = int(np.searchsorted(self.rows, rows))
-        high = int(self.rows[place])
-        if high == rows:
-            return self._lines[high].at(x)
-        low = int(self.rows[place - 1])
-        below, above = self._lines[low].at(x), self._lines[high].at(x)
-        return below + (above - below) * ((rows - low) / (high - low))
+        low, high, part = self._between(rows)
+        below = low.one(x)
+        return below + (high.one(x) - below) * part if part else below
+
+    def at(self, rows: int, x: Float64) -> Float64:
+        """The same of many x."""
+        low, high, part = self._between(rows)
+        below = low.at(x)
+        return below + (high.at(x) - below) * part if part else below
+
+    def _between(self, rows: int) -> tuple[_Line, _Line, float]:
+        """The lines on both sides, and how far it is from the first to the second."""
+        place = bisect_left(self.rows, rows)
+        high = self.rows[place]
+        low = high if high == rows else self.rows[place - 1]
+        return self._lines[low], self._lines[high], 0.0 if low == high else (rows - low) / (high - low)
 
     def reach(self, rows: int) -> float:
         """The largest x that is answered for at so many rows; -1: none."""
-        if not self.rows.size or not self.rows[0] <= rows <= self.rows[-1]:
+        if not self.rows or not self.rows[0] <= rows <= self.rows[-1]:
             return -1.0
-        return BEYOND * self._lines[int(self.rows[np.searchsorted(self.rows, rows, side="right") - 1])].last
+        return BEYOND * self._lines[self.rows[bisect_right(self.rows, rows) - 1]].last
 
 
 class StepCosts:
@@ -80,11 +98,11 @@ class StepCosts:
             if rows and not prompts and not shared:
                 plain[rows][context] = seconds
         self._plain = _Sheet(plain)
-        if not self._plain.rows.size:
+        if not self._plain.rows:
             raise UsageError(f"{name} times no step of rows at two contexts: measure it again")
         self._prompts = _Sheet(self._beside())
         self._by_prompt, self._by_pair = self._by_length()
-        self._members, self._by_row, self._by_shared = self._groups()
+        self._by_row, self._by_shared = self._groups()
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -95,7 +113,8 @@ class StepCosts:
             found, shared = self._together(plan)
         if rows:
             own = int(plan.lengths.sum(dtype=np.int64)) - shared
-            found += float(self.rows_seconds(rows, own / rows))
+            self._check(rows, own / rows)
+            found += self._plain.one(rows, own / rows)
         if plan.chunks is not None and (tokens := plan.chunks.tokens.size):
             found += self._chunks(rows, tokens, plan.chunks)
         return found
@@ -105,19 +124,19 @@ class StepCosts:
         together, shared = self._together(plan) if plan.group_length.size else (0.0, 0)
         own = (int(plan.lengths.sum(dtype=np.int64)) - shared) / plan.rows.size
         contexts: Float64 = own + np.arange(1.0, steps + 1)
-        return self.rows_seconds(int(plan.rows.size), contexts) + together
+        self._check(plan.rows.size, float(contexts[-1]))
+        return self._plain.at(plan.rows.size, contexts) + together
 
-    def rows_seconds(self, rows: int, context: Float64 | float) -> Float64:
-        """Returns seconds of steps of so many rows at each of these mean contexts."""
-        if np.max(context) > (reach := self._plain.reach(rows)):
+    def _check(self, rows: int, context: float) -> None:
+        """Refuses a step of so many rows at this mean context where the table says nothing of it."""
+        if context > (reach := self._plain.reach(rows)):
             has = f"{reach / BEYOND:,.0f} tokens each at so many rows"
-            has = has if reach >= 0 else f"{int(self._plain.rows[-1]):,} rows"
+            has = has if reach >= 0 else f"{self._plain.rows[-1]:,} rows"
             raise UsageError(
                 f"{self._name} has steps of at most {has}, and this load makes one of {rows:,} rows at "
-                f"{np.max(context):,.0f} tokens each: measure a table with more, or bound it (--max-num-seqs, "
+                f"{context:,.0f} tokens each: measure a table with more, or bound it (--max-num-seqs, "
                 "--max-model-len)"
             )
-        return self._plain.at(rows, context)
 
     def _chunks(self, rows: int, tokens: int, chunks: Chunks) -> float:
         if tokens > self._prompts.reach(rows):
@@ -130,21 +149,20 @@ class StepCosts:
         usual = min(USUAL_PROMPT, tokens)
         more = float(self._by_prompt) * (sizes.size - tokens / usual)
         more += float(self._by_pair) * (pairs - tokens * (usual + 1) / 2)
-        return max(0.0, float(self._prompts.at(rows, float(tokens))) + more)
+        return max(0.0, self._prompts.one(rows, tokens) + more)
 
     def _together(self, plan: StepPlan) -> tuple[float, int]:
         """Seconds of the prefixes that groups read together, and (row, token) pairs of them."""
-        members = np.diff(plan.group_start).astype(float)
-        pairs = members * plan.group_length
-        if not self._members.size:
+        members = plan.group_start[1:] - plan.group_start[:-1]
+        pairs = members * plan.group_length.astype(np.int64)
+        if not self._by_row.size:
             raise UsageError(
                 f"{self._name} has no steps of rows that share a prefix, and this load makes some: measure it again, "
                 "or leave sharing out (--prefix-groups off)"
             )
         # A group of more members than any that was timed costs each of them no more.
-        each = np.log(members)
-        by_row, by_pair = (np.interp(each, self._members, column) for column in (self._by_row, self._by_shared))
-        return max(0.0, float(by_row @ members + by_pair @ pairs)), int(pairs.sum())
+        each = np.minimum(members, self._by_row.size - 1)
+        return float(self._by_row.take(each) @ members + self._by_shared.take(each) @ pairs), int(pairs.sum())
 
     # --- made once ----------------------------------------------------------------------------------------------------
 
@@ -153,7 +171,7 @@ class StepCosts:
         found: dict[int, dict[int, float]] = defaultdict(lambda: {0: 0.0})
         for (rows, context, prompts, length, *_), seconds in self._seen.items():
             if prompts and length == min(prompts, USUAL_PROMPT) and rows <= self._plain.rows[-1]:
-                alone = float(self._plain.at(rows, float(context))) if rows else 0.0
+                alone = self._plain.one(rows, context) if rows else 0.0
                 found[rows][prompts] = max(0.0, seconds - alone)
         return found
 
@@ -174,17 +192,21 @@ class StepCosts:
                 by_pair = max(0.0, (alone[tokens, long] - base + fewer) / (tokens * (long - usual) / 2))
         return by_prompt, by_pair
 
-    def _groups(self) -> tuple[Float64, Float64, Float64]:
-        """Logarithms of members, and at each seconds a row and a pair of a row and a shared token."""
+    def _groups(self) -> tuple[Float64, Float64]:
+        """Seconds a row, and a pair of a row and a shared token, by the members of its group [members + 1]: straight
+        over their logarithm."""
         extra: dict[int, dict[int, float]] = defaultdict(dict)
         for (rows, context, _, _, shared, members), seconds in self._seen.items():
             if members > 1:
-                alone = float(self._plain.at(rows, float(context)))
+                alone = self._plain.one(rows, context)
                 extra[members][shared] = max(0.0, seconds - alone) / rows
-        found = []
+        timed, by_row, by_shared = list[int](), list[float](), list[float]()
         for members, points in sorted(extra.items()):
             (few, cheap), (many, dear) = (f(points.items()) for f in (min, max))
-            by_pair = max(0.0, dear - cheap) / (many - few) if many > few else dear / many
-            found.append((np.log(members), max(0.0, dear - by_pair * many), by_pair))
-        columns = np.array(found).reshape(-1, 3).T
-        return columns[0], columns[1], columns[2]
+            timed.append(members)
+            by_shared.append(max(0.0, dear - cheap) / (many - few) if many > few else dear / many)
+            by_row.append(max(0.0, dear - by_shared[-1] * many))
+        if not timed:
+            return np.zeros(0), np.zeros(0)
+        every = np.log(np.maximum(1, np.arange(timed[-1] + 1)))
+        return np.interp(every, np.log(timed), by_row), np.interp(every, np.log(timed), by_shared)

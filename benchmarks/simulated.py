@@ -1,0 +1,265 @@
+"""The simulator against the engine: a table of this machine's steps, works that are run, and the same works simulated.
+
+    python benchmarks/simulated.py                                     # the demo model on the CPU, small
+    python benchmarks/simulated.py --shape llama-3.2-1b --full --out DIR   # a GPU: its works
+    python benchmarks/simulated.py --shape llama-3.2-1b --full --dp 2      # the works of a job on two GPUs, by LLM
+
+The works go through the engine in this process, without text or HTTP; what each sample's length came to is what is
+simulated. A row a work: output tok/s, the middle request's seconds, and of requests that arrive the first token's,
+measured and simulated. It asserts nothing. Where others use the machine too: OMP_NUM_THREADS=1 and --cpu-clock, which
+counts this process's own seconds, and passes over those in which nothing has arrived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from random_model import SHAPES, load_format, write_model
+
+from penstock.config import Config
+from penstock.demo import model_folder, problems_file, shots_file
+from penstock.engine.build_engine import build_engine
+from penstock.engine.engine import Engine
+from penstock.jobs.problems import draw_shots, load_problems, make_prompt
+from penstock.llm import LLM, Prompt
+from penstock.request import Request, SamplingParams
+from penstock.schedule.deltas import GOES_ON
+from penstock.simulate.asked_load import AskedLoad
+from penstock.simulate.fleet import Fleet
+from penstock.simulate.measure_steps import measure_steps
+from penstock.simulate.simulated_engine import SimulatedEngine, open_engine
+from penstock.text.tokenizer import Tokenizer
+
+AHEAD = 2  # samples in the engine, times its rows: as LLM.stream
+SHARE = 0.8  # of what the mixed batch ran at, for requests that arrive
+COLUMNS = ("out tok/s", "request p50, s", "first p50, s", "first p95, s")
+
+
+@dataclass(slots=True)
+class Work:
+    """Requests: prompts with max_tokens each. ends: whether the model ends answers before.   arrival: seconds; none:
+    a job."""
+
+    name: str
+    prompts: list[list[int]]
+    limits: list[int]
+    n: int = 1
+    temperature: float = 1.0
+    ends: bool = False
+    arrival: list[float] = field(default_factory=list)
+
+    def sampling(self, number: int) -> SamplingParams:
+        return SamplingParams(
+            n=self.n, temperature=self.temperature, max_tokens=self.limits[number], ignore_eos=not self.ends,
+            seed=number, detokenize=False,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Ran:
+    """What a work came to. lengths: of each request's samples.   times: of requests, from the beginning."""
+
+    seconds: float
+    lengths: list[list[int]]
+    came: list[float]
+    first: list[float]
+    end: list[float]
+
+    def figures(self) -> tuple[float, ...]:
+        """Returns as many of COLUMNS as are known: of a job's requests, which wait, no first token."""
+        whole, first = (np.subtract(column, self.came) for column in (self.end, self.first))
+        found = [(whole, 50), (first, 50), (first, 95)]
+        known = [float(np.percentile(*of)) for of in found if not np.isnan(of[0]).any()]
+        return sum(map(sum, self.lengths)) / self.seconds, *known
+
+
+def drive(engine: Engine, work: Work, rows: int, clock: Callable[[], float]) -> Ran:
+    """Runs a work through an engine."""
+    count = len(work.prompts)
+    ran = Ran(0.0, [[0] * work.n for _ in range(count)], [0.0] * count, [np.nan] * count, [np.nan] * count)
+    left, given, room, arrives = [work.n] * count, 0, AHEAD * rows, bool(work.arrival)
+    begun = clock()
+    while given < count or engine.has_work:
+        now = clock() - begun
+        while given < count and (work.arrival[given] <= now if arrives else room > 0):
+            ran.came[given] = work.arrival[given] if arrives else 0.0
+            prompt = np.array(work.prompts[given], np.int32).tobytes()
+            request = Request(request_id=given, prompt=prompt, sampling=work.sampling(given), stream=arrives)
+            assert engine.submit(request) is None
+            given, room = given + 1, room - work.n
+        if not engine.has_work:
+            if clock is time.process_time:
+                begun -= work.arrival[given] - now
+            else:
+                time.sleep(min(1e-3, max(0.0, work.arrival[given] - now)))
+            continue
+        news = engine.step()
+        now = clock() - begun
+        for i in range(0 if news is None else news.count):
+            number, sample = int(news.request[i]), int(news.sample[i])
+            ran.lengths[number][sample] += int(news.start[i + 1] - news.start[i])
+            if arrives and np.isnan(ran.first[number]):
+                ran.first[number] = now
+            if news.finish[i] != GOES_ON:
+                left[number], room = left[number] - 1, room + 1
+                ran.end[number] = now if not left[number] else np.nan
+    ran.seconds = clock() - begun
+    return ran
+
+
+def drive_llm(llm: LLM, work: Work) -> Ran:
+    """Runs a job through an LLM of several replicas; only its rate is known."""
+    lengths: list[list[int]] = [[] for _ in work.prompts]
+    begun = time.perf_counter()
+    asked = (Prompt(key=k, prompt=p, params=work.sampling(k)) for k, p in enumerate(work.prompts))
+    for finished in llm.stream(asked):
+        assert finished.output is not None
+        lengths[finished.key].append(len(finished.output.token_ids))
+    nothing = [np.nan] * len(lengths)
+    return Ran(time.perf_counter() - begun, lengths, [0.0] * len(lengths), nothing, nothing)
+
+
+def simulated(engine: SimulatedEngine, work: Work, ran: Ran, replicas: int) -> tuple[float, ...]:
+    """Returns the figures of the same work, with the lengths that its samples had, simulated."""
+    starts = np.cumsum([0, *map(len, ran.lengths)])
+    nothing = np.zeros(len(work.prompts), np.int32)
+    load = AskedLoad(
+        arrival=np.array(ran.came), prompt=np.array([len(p) for p in work.prompts], np.int32), start=starts,
+        output=np.array([length for each in ran.lengths for length in each], np.int32),
+        limit=np.array(work.limits, np.int32) if work.ends else nothing, shared=nothing, header=nothing,
+        at_once=not work.arrival,
+    )  # fmt: skip
+    fleet = Fleet(load, engine.limits, engine.costs, replicas, engine.steps_ahead)
+    outcome = fleet.run()
+    nan = np.full(len(load), np.nan)
+    end, first = outcome.end if replicas == 1 else nan, outcome.first if work.arrival else nan
+    return Ran(float(outcome.end.max()), ran.lengths, ran.came, first.tolist(), end.tolist()).figures()
+
+
+def works_of(folder: Path, full: bool, vocabulary: int) -> list[Work]:
+    """Returns the jobs; the last one's rate is what requests arrive by."""
+    draw = random.Random(0)
+    tokenizer = Tokenizer.load(folder)
+    problems, pool = load_problems(str(problems_file()), "test"), load_problems(str(shots_file()), "train")
+    asked = [
+        make_prompt(p.question, draw_shots(pool, p.question, 4, 42, p.index)) for p in problems[: 16 if full else 8]
+    ]
+
+    def ids(count: int, length: int) -> list[list[int]]:
+        return [[draw.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
+
+    monkeys = Work("monkeys", [tokenizer.encode(text) for text in asked], [1024 if full else 96] * len(asked),
+                   n=1024 if full else 48, temperature=0.6, ends=True)  # fmt: skip
+    if full:
+        return [
+            monkeys,
+            Work("1024x128", ids(1000, 1024), [128] * 1000),
+            Work("128x1024", ids(1000, 128), [1024] * 1000),
+        ]
+    lengths = [(draw.randrange(20, 300), draw.randrange(10, 120)) for _ in range(150)]
+    mixed = Work("mixed batch", [ids(1, into)[0] for into, _ in lengths], [out for _, out in lengths])
+    return [monkeys, mixed]
+
+
+def arriving(work: Work, ran: Ran, seconds: float) -> Work:
+    """Returns requests of the work's kind that arrive, at SHARE of the rate that it ran at."""
+    draw, rate = np.random.default_rng(1), SHARE * len(work.prompts) / ran.seconds
+    count = int(rate * seconds)
+    turn = [place % len(work.prompts) for place in range(count)]
+    arrival = np.cumsum(draw.exponential(1 / rate, count)).tolist()
+    shuffled = [draw.permutation(work.prompts[place]).tolist() for place in turn]  # nothing is cached
+    return Work(f"{SHARE:.0%} of its rate", shuffled, [work.limits[place] for place in turn], arrival=arrival)
+
+
+def print_row(name: str, measured: tuple[float, ...], told: tuple[float, ...]) -> dict[str, Any]:
+    cells = [f"{a:10,.4g} {b:10,.4g} {100 * (b / a - 1):+6.1f} %" for a, b in zip(measured, told, strict=True)]
+    print(f"{name:16}" + "".join(f"{cell:>32}" for cell in cells), flush=True)
+    return {"work": name, "measured": measured, "simulated": told}
+
+
+def main() -> None:
+    args = _arguments()
+    with tempfile.TemporaryDirectory() as temporary:
+        knobs: dict[str, Any] = {"device": args.device}
+        folder = model_folder()
+        if args.shape:
+            folder = Path(temporary) / "model"
+            write_model(SHAPES[args.shape], folder, args.tokenizer)
+            knobs |= {"model": str(folder), "load_format": load_format(folder), "max_model_len": 8192}
+        else:
+            knobs |= {
+                "max_num_seqs": 128,
+                "max_num_batched_tokens": 512,
+                "max_model_len": 1024,
+                "kv_cache_tokens": 60_000,
+            }
+        knobs |= dict(pair.split("=", 1) for pair in args.knob)
+        out = Path(args.out or temporary)
+        out.mkdir(parents=True, exist_ok=True)
+        table = args.table or out / "steps.json"
+        if args.table is None:
+            measure_steps(Config.of(**knobs), table, clock=args.clock)
+        rows = run(knobs, open_engine(table, {}), folder, args)
+        (out / "simulated.json").write_text(json.dumps(rows, indent=1))
+
+
+def run(knobs: dict[str, Any], engine: SimulatedEngine, folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Prints and returns a row a work."""
+    print(f"{'':16}" + "".join(f"{name + ': measured, simulated':>32}" for name in COLUMNS))
+    rows = []
+    if args.dp > 1:
+        with LLM(**knobs, data_parallel_size=args.dp) as llm:
+            works = works_of(folder, args.full, llm.facts.vocab_size)
+            drive_llm(llm, smaller(works[-1]))
+            for work in works:
+                ran = drive_llm(llm, work)
+                rows.append(print_row(work.name, ran.figures(), simulated(engine, work, ran, args.dp)))
+        return rows
+    real, facts = build_engine(Config.of(**knobs))
+    once: Callable[[Work], Ran] = lambda work: drive(real, work, facts.max_num_seqs, args.clock)  # noqa: E731
+    try:
+        works = works_of(folder, args.full, facts.vocab_size)
+        once(smaller(works[0]))
+        for work in works:
+            ran = min((once(work) for _ in range(args.repeats)), key=lambda each: each.seconds)
+            rows.append(print_row(work.name, ran.figures(), simulated(engine, work, ran, 1)))
+        work = arriving(works[-1], ran, args.seconds)
+        ran = once(work)
+        rows.append(print_row(work.name, ran.figures(), simulated(engine, work, ran, 1)))
+    finally:
+        real.runner.close()
+    return rows
+
+
+def smaller(work: Work) -> Work:
+    return Work(work.name, work.prompts[:4], [min(8, limit) for limit in work.limits[:4]], n=min(4, work.n))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights; left out: the demo model")
+    parser.add_argument("--tokenizer", type=Path, help="random_model's")
+    parser.add_argument("--full", action="store_true", help="the works of a GPU")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dp", type=int, default=1)
+    parser.add_argument("--table", type=Path, help="a table that was measured before")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for which requests arrive")
+    parser.add_argument("--repeats", type=int, default=2, help="of each job: the fastest counts")
+    parser.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--out")
+    parser.add_argument("--cpu-clock", dest="clock", action="store_const", const=time.process_time)
+    parser.set_defaults(clock=time.perf_counter)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -315,6 +315,7 @@ class Delta:
     stop_reason: int | str | None = None
     logprobs: Sequence[PositionLogprobs] | None = None
     error: str | None = None
+    weights_version: str | None = None  # of those that it was made with, once they were changed
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import CheckpointError
 from penstock.row_table import WANTS_LOGPROBS
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan, StepTokens, TokenLogprobs
 
@@ -148,6 +149,12 @@ class FakeRunner:
 
     def describe(self) -> dict[str, Any]:
         return {"device": "fake"}
+
+    def update_weights(self, folder: Path) -> None:
+        """Other weights draw other words: those of the folder's fake.json."""
+        if not (folder / SHAPE).is_file():
+            raise CheckpointError(f"{folder} holds no {SHAPE}")
+        self._words = np.array(msgspec.json.decode((folder / SHAPE).read_bytes(), type=Shape).words, np.int32)
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from penstock.engine.async_client import ReplicaState
-from penstock.errors import ContextLengthError, EngineError
+from penstock.errors import CheckpointError, ContextLengthError, EngineError
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.api_keys import gather_keys
@@ -135,6 +135,8 @@ class FakeEngine:
         self._alive = True
         self.open_at_death: frozenset[FakeStream] = frozenset()
         self.cut_before_death = False
+        self.weights_version = "default"
+        self.controls: list[tuple[str, str, str]] = []
         self.death: str | None = None
         self.step_age = 0.0
         self.fail_with: str | None = None
@@ -155,6 +157,12 @@ class FakeEngine:
         if self._alive and not alive:
             self.open_at_death = frozenset(self.open)
         self._alive = alive
+
+    async def control(self, what: str, *, mode: str = "wait", folder: str = "", version: str | None = None) -> None:
+        if folder == "/no/folder":
+            raise CheckpointError("/no/folder holds no config.json")
+        self.controls.append((what, mode, folder))
+        self.weights_version = version or folder or self.weights_version
 
     def submit(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, StepOutputs
 from penstock.engine.client import Client, PendingRequest, error_of
-from penstock.engine.engine import Refused
+from penstock.engine.control import Control, Controlled, Mode, Weights
+from penstock.engine.engine import FIRST_WEIGHTS, Refused
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
@@ -104,6 +106,7 @@ class Stream:
                 before.finish_reason, before.stop_reason, before.error = (
                     delta.finish_reason, delta.stop_reason, delta.error,
                 )  # fmt: skip
+                before.weights_version = delta.weights_version
             if mine is not None:
                 scores.setdefault(delta.index, []).append(mine)
         for index, parts in scores.items():
@@ -181,7 +184,10 @@ class AsyncClient:
         self._end, self._process = end, process
         self._progress = time.monotonic()  # when a step was last heard of, or work began where there was none
         self._client = Client(facts, tokenizer, self._send, self._fault)
+        self.weights_version = FIRST_WEIGHTS
         self._streams: dict[int, Stream] = {}
+        self._controls: dict[int, asyncio.Future[None]] = {}
+        self._control_numbers = itertools.count()
         self._stats: dict[str, float] = {}
         self._on_stats = on_stats
         self._closing = False
@@ -255,6 +261,19 @@ class AsyncClient:
         self._streams[asked.request_id] = made = make(asked, self._cancel)
         return made
 
+    async def control(self, what: str, *, mode: Mode = "wait", folder: str = "", version: str | None = None) -> None:
+        """Has the engine do something between steps (control.py), and waits for it. Raises what it raised, EngineError
+        where it is gone."""
+        if self._dead is not None or self._closing:
+            raise self._dead or EngineError("the engine is closed")
+        number = next(self._control_numbers)
+        self._controls[number] = done = asyncio.get_running_loop().create_future()
+        self._end.send_down(Control(number, what, mode, folder, version))
+        try:
+            await done
+        finally:
+            self._controls.pop(number, None)
+
     async def close(self, hurry: asyncio.Event | None = None) -> None:
         """Ends the engine's process, unless others use it too; requests under way get an EngineError. hurry: once it is
         set, the engine gets HURRIED alone to end."""
@@ -314,6 +333,13 @@ class AsyncClient:
                     return
                 if isinstance(word, StepOutputs):
                     await self._news(word)
+                elif isinstance(word, Weights):
+                    self.weights_version = word.version
+                elif isinstance(word, Controlled) and (done := self._controls.get(word.number)) is not None:
+                    if word.refused is None:
+                        done.set_result(None)
+                    else:
+                        done.set_exception(error_of(word.refused))
         except EngineError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  every waiter raises it: nobody would wake them otherwise
@@ -347,6 +373,8 @@ class AsyncClient:
     def _deltas(self, news: Deltas) -> None:
         by_request: dict[int, list[Delta]] = {}
         for delta in self._client.process(news):
+            if self.weights_version != FIRST_WEIGHTS:
+                delta.weights_version = self.weights_version
             by_request.setdefault(delta.request_id, []).append(delta)
         for request_id, deltas in by_request.items():
             stream = self._streams.get(request_id)
@@ -388,6 +416,9 @@ class AsyncClient:
             self._dead = error
             self.open_at_death = frozenset(self._streams.values())
             self.cut_before_death = self._since_cut < CUT_KNOWN
+        for done in self._controls.values():
+            if not done.done():
+                done.set_exception(self._dead)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.end(self._dead)

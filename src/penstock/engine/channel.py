@@ -19,6 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.client_ids import ClientIds
+from penstock.engine.control import Control, Controlled, Weights
 from penstock.engine.engine import Refused
 from penstock.request import Request
 from penstock.schedule.array_codec import ArrayCodec
@@ -66,8 +67,8 @@ class StepOutputs(msgspec.Struct, tag="news", frozen=True):
     heard: int = 0
 
 
-Down = Ask | Cancel | Close
-Up = Ready | Failed | StepOutputs
+Down = Ask | Cancel | Close | Control
+Up = Ready | Failed | StepOutputs | Controlled | Weights
 
 
 _WHAT = "a message between server and engine"  # bytes that are none come from who is broken, or no part of this engine
@@ -80,6 +81,17 @@ class Left:
     """What the engine's end says of a client that has closed, or whose process has gone."""
 
     client: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOf:
+    """What the engine's end says of a client that asks for something between steps."""
+
+    client: int
+    control: Control
+
+
+Heard = Ask | Cancel | Left | ControlOf
 
 
 class EngineEnd:
@@ -100,9 +112,9 @@ class EngineEnd:
         """How many have not left."""
         return len(self._sockets)
 
-    def receive(self, wait_ms: int) -> list[Ask | Cancel | Left]:
+    def receive(self, wait_ms: int) -> list[Heard]:
         """All words that are here; waits for the first for at most `wait_ms` (-1: for ever). Raises EngineError."""
-        words: list[Ask | Cancel | Left] = []
+        words: list[Heard] = []
         while found := self._poller.poll(wait_ms if not words else 0):
             for socket, _ in found:
                 client = self._clients.get(socket)
@@ -126,6 +138,11 @@ class EngineEnd:
             if part.deltas is not None or part.refused or part.stats is not None:
                 socket.send(UP.encode(part), copy=False)
 
+    def send_to(self, client: int, word: Controlled) -> None:
+        """To one client, if it is still there."""
+        if (socket := self._sockets.get(client)) is not None:
+            socket.send(UP.encode(word), copy=False)
+
     def close(self) -> None:
         for client in list(self._sockets):
             self._drop(client, linger=1000)
@@ -141,7 +158,7 @@ class EngineEnd:
             self._clients[each] = client
             self._poller.register(each, zmq.POLLIN)
 
-    def _hear(self, client: int, socket: zmq.Socket[bytes]) -> list[Ask | Cancel | Left]:
+    def _hear(self, client: int, socket: zmq.Socket[bytes]) -> list[Heard]:
         """A word of a client, or of the monitor of its socket, whose only news is that its process has gone."""
         if socket is not self._sockets[client]:
             recv_monitor_message(socket)
@@ -149,6 +166,8 @@ class EngineEnd:
         word = DOWN.decode(socket.recv())
         if isinstance(word, Close):
             return self._left(client)
+        if isinstance(word, Control):
+            return [ControlOf(client, word)]
         if isinstance(word, Ask):
             self._heard[client] += 1
             if self.owners.count == 1:
@@ -156,7 +175,7 @@ class EngineEnd:
             return [Ask(replace(word.request, request_id=self.owners.engine_id(client, word.request.request_id)))]
         return [Cancel(self.owners.engine_id(client, word.request_id), word.sample)]
 
-    def _left(self, client: int) -> list[Ask | Cancel | Left]:
+    def _left(self, client: int) -> list[Heard]:
         self._drop(client, linger=0)
         return [Left(client)]
 

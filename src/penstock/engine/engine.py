@@ -80,21 +80,22 @@ class Engine:
     def cancel(self, request_id: int, sample: int | None = None) -> None:
         self.scheduler.cancel(request_id, sample)
 
-    def step(self) -> Deltas | None:
+    def step(self, *, launch: bool = True) -> Deltas | None:
         """Launches the next step if there is one, then reads the oldest if enough are ahead. Gives what it read.
+        launch False: reads alone.
 
         An exception in the middle of it breaks the engine; one of waiting for the device alone doesn't.
         """
         if self.broken:
             raise EngineError("the engine broke off in the middle of a step: make a new one")
         self.broken = True
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan() if launch else None
         if plan is not None:
             if self.limit is not None:
                 self.limit.launching(plan)
             self._pace.launched(time.monotonic())
             self.flights.append((plan, self.runner.launch(plan)))
-        elif not self.flights and self.scheduler.has_work and self.scheduler.plan_is_stuck():
+        elif launch and not self.flights and self.scheduler.has_work and self.scheduler.plan_is_stuck():
             raise EngineError(f"the scheduler has work that it cannot place: {self.scheduler.stats()}")
         self.broken = False
         if not self.flights or (plan is not None and len(self.flights) <= self.steps_ahead):

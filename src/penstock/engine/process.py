@@ -20,7 +20,8 @@ import msgspec
 
 from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts, build_engine
-from penstock.engine.channel import Ask, EngineEnd, Failed, Left, Ready, StepOutputs
+from penstock.engine.channel import Ask, Cancel, ControlOf, EngineEnd, Failed, Heard, Left, Ready, StepOutputs
+from penstock.engine.control import ControlQueue, Weights
 from penstock.engine.engine import Engine, Refused
 from penstock.engine.grammars import CompileQueue
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
@@ -75,15 +76,25 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
     """The loop: words down, a step, news up; it sleeps on the channel where there is no work."""
     told = 0.0
     idle = False
-    compiling = CompileQueue(engine.grammars)
+    compiling, controls = CompileQueue(engine.grammars), ControlQueue(engine)
+    later: list[Heard] = []  # while something is to be done between steps: what came for requests behind it
     while True:
         refused: list[Refused] = []
-        for word in end.receive((COMPILE_LOOK if compiling.waiting else -1) if idle else 0):
-            if isinstance(word, Ask):
+        words = later if later and not controls.waiting else []
+        later = [] if words else later
+        pause = (COMPILE_LOOK if compiling.waiting else -1) if idle and not words else 0
+        for word in [*words, *end.receive(pause)]:
+            if controls.waiting and is_of_waiting(word, later):
+                later.append(word)
+            elif isinstance(word, ControlOf):
+                controls.put(word.client, word.control)
+            elif isinstance(word, Ask):
                 if not compiling.put(word.request):
                     refusal = engine.submit(word.request)
                     refused += [refusal] if refusal is not None else []
             elif isinstance(word, Left):
+                controls.drop(word.client)
+                later = [held for held in later if not _is_asked_by(held, partial(end.owners.owns, word.client))]
                 compiling.drop(partial(end.owners.owns, word.client))
                 for request_id in [n for n in engine.scheduler.live if end.owners.owns(word.client, n)]:
                     engine.cancel(request_id)
@@ -97,10 +108,13 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
         deltas = None
         if engine.has_work:
             watchdog.began()
-            deltas = engine.step()
+            deltas = engine.step(launch=not controls.holds)
             if deltas is not None:
                 watchdog.stepped()
-        idle = not engine.has_work
+        if not compiling.waiting and (done := controls.next()) is not None:
+            end.send_up(Weights(engine.weights_version))
+            end.send_to(*done)
+        idle = not (engine.has_work or controls.waiting or later)
         if idle:
             watchdog.idle()
         now = time.monotonic()
@@ -108,6 +122,17 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
         told = now if stats is not None else told
         if stats is not None or refused or (deltas is not None and (deltas.count or deltas.prompts)):
             end.send_up(StepOutputs(deltas, refused, stats))
+
+
+def is_of_waiting(word: Heard, later: list[Heard]) -> bool:
+    """Whether a word waits behind what is to be done between steps: a request, and what ends one that does."""
+    if isinstance(word, Cancel):
+        return any(isinstance(held, Ask) and held.request.request_id == word.request_id for held in later)
+    return isinstance(word, Ask)
+
+
+def _is_asked_by(word: Heard, owns: Callable[[int], bool]) -> bool:
+    return isinstance(word, Ask) and owns(word.request.request_id)
 
 
 def _end_with_parent() -> None:

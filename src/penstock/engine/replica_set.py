@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.engine.async_client import AsyncClient, ReplicaState, SharedEngine, Stream
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import ClientEnd
+from penstock.engine.control import Mode
 from penstock.engine.launch import facts_of, load_tokenizer
 from penstock.engine.replica_stats import ReplicaStats
 from penstock.engine.replica_stream import Replica, ReplicaStream, RequestPart, Seeds
@@ -122,6 +123,18 @@ class ReplicaSet:
     def each(self) -> list[ReplicaState]:
         """Returns what is known of each replica, by its number."""
         return [ReplicaState(r.takes, max(0, r.lives - 1), r.stats.now) for r in self._replicas]
+
+    @property
+    def weights_version(self) -> str:
+        """What replicas' answers are made with; several, where one has started again since they were changed."""
+        return ",".join(sorted({r.client.weights_version for r in self._replicas if r.takes and r.client is not None}))
+
+    async def control(self, what: str, *, mode: Mode = "wait", folder: str = "", version: str | None = None) -> None:
+        """Has every replica that takes requests do something, one after the other, so that the others serve meanwhile.
+        Raises what the first raised at which it failed, and the rest is left as it is."""
+        for client in [replica.client for replica in self._replicas if replica.takes]:
+            assert client is not None
+            await client.control(what, mode=mode, folder=folder, version=version)
 
     def restart(self) -> None:
         """Has all replicas restarted, one at a time, each when it has nothing left to do. Raises UsageError."""

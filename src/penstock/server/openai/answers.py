@@ -105,6 +105,8 @@ class BaseAnswer:
             b',"stop_reason":',
             _encode(delta.stop_reason),
         )
+        if delta.weights_version is not None:
+            pieces += (b',"weights_version":', _encode(delta.weights_version))
         if self._call.return_token_ids:
             pieces += (b',"token_ids":', _encode(self._ids(delta)))
         return pieces

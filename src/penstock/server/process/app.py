@@ -22,7 +22,7 @@ from penstock import __version__
 from penstock.errors import FaultError, PenstockError
 from penstock.server.batch import batches, files
 from penstock.server.batch.manager import BatchManager
-from penstock.server.online import handlers, token_handlers
+from penstock.server.online import control_handlers, handlers, token_handlers
 from penstock.server.online.access_log import AccessLog
 from penstock.server.online.active_call import ClientGoneError
 from penstock.server.online.app_state import AppState
@@ -37,6 +37,7 @@ from penstock.server.process.openapi import (
     DETOKENIZE,
     EVENTS,
     TOKENIZE,
+    UPDATE_WEIGHTS,
     UPLOAD,
     Told,
     asked,
@@ -115,16 +116,6 @@ async def get_engine(service: AppState, request: Request) -> Response:
     return _json(state, 200 if well else 503)
 
 
-async def post_restart(service: AppState, request: Request) -> Response:
-    """POST /admin/restart: all replicas, one at a time. Raises UsageError where there is one alone, HttpError."""
-    key = key_of(request.scope)
-    if key is not None and not key.admin:
-        message = "this key may not restart replicas: give it `admin = true` in the API key file"
-        raise HttpError(message, status=403, code="not_an_admin")
-    service.client.restart()
-    return _json({"restarting": len(service.client.each())})
-
-
 async def get_version(service: AppState, request: Request) -> Response:
     return _json({"version": __version__})
 
@@ -153,7 +144,10 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     "GET /health/ready": (get_ready, Told(("Ready",), again=True)),
     "GET /health": (get_ready, Told(("Ready",), again=True)),
     "GET /health/engine": (get_engine, Told(("EngineState",), again=True)),
-    "POST /admin/restart": (post_restart, Told(("Restart",))),
+    "POST /admin/restart": (control_handlers.post_restart, Told(("Restart",))),
+    "POST /update_weights": (control_handlers.post_update_weights, Told(("Updated",), in_json(UPDATE_WEIGHTS))),
+    "POST /reset_prefix_cache": (control_handlers.post_reset_prefix_cache, Told(("Done",))),
+    "GET /weights_version": (control_handlers.get_weights_version, Told(("WeightsVersion",))),
     "GET /ping": (get_live, Told(("Live",))),
     "POST /ping": (get_live, Told(("Live",))),
     "GET /load": (get_load, Told(("Load",))),

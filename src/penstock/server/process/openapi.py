@@ -172,6 +172,14 @@ TOKENIZE: Json = {
     },
     "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
 }  # fmt: skip
+UPDATE_WEIGHTS: Json = {
+    "type": "object",
+    "required": ["model_path"],
+    "properties": {
+        "model_path": _TEXT, "weights_version": {"anyOf": [_TEXT, _NULL]}, "mode": {"enum": ["wait", "keep"]},
+    },
+    "additionalProperties": False,
+}  # fmt: skip
 DETOKENIZE: Json = {
     "type": "object",
     "required": ["tokens"],
@@ -247,6 +255,9 @@ ANSWERS: dict[str, Json] = {
     "Restart": _object(restarting=_WHOLE),
     "EngineState": _object(alive=_FLAG, seconds_since_step=_REAL, step_timeout=_REAL),
     "Version": _object(version=_TEXT),
+    "Updated": _object(success={"const": True}, weights_version=_TEXT),
+    "Done": _object(success={"const": True}),
+    "WeightsVersion": _object(weights_version=_TEXT),
     "Load": _object(server_load=_WHOLE),
     "Tokens": _object(
         count=_WHOLE,

@@ -1,0 +1,84 @@
+"""ControlQueue: what a client asks to be done between steps (other weights, an empty prefix cache), one by one.
+
+Until it is done no request that comes is taken up. What runs is waited for (`wait`), or goes on behind it (`keep`):
+then an answer may be of two versions of the weights, and its prompt's keys and values are those of the first. It knows
+an engine and words; no channel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from penstock.engine.engine import Engine, Refused
+from penstock.errors import PenstockError
+
+WEIGHTS, PREFIX_CACHE = "update_weights", "reset_prefix_cache"
+Mode = Literal["wait", "keep"]
+
+
+class Control(msgspec.Struct, tag="control", frozen=True):
+    """Down: do something between steps. number: the client's, counted from 0."""
+
+    number: int
+    what: str
+    mode: Mode = "wait"
+    folder: str = ""
+    version: str | None = None
+
+
+class Controlled(msgspec.Struct, tag="controlled", frozen=True):
+    """Up: it is done, or why not."""
+
+    number: int
+    refused: Refused | None = None
+
+
+class Weights(msgspec.Struct, tag="weights", frozen=True):
+    """Up, to all clients: what the answers from here on are made with."""
+
+    version: str
+
+
+class ControlQueue:
+    """Controls of one engine, each with the client that asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._asked: deque[tuple[int, Control]] = deque()
+        self._work: dict[str, Callable[[Control], None]] = {
+            WEIGHTS: lambda word: engine.update_weights(Path(word.folder), word.version),
+            PREFIX_CACHE: lambda word: engine.reset_prefix_cache(),
+        }
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is to be done."""
+        return bool(self._asked)
+
+    @property
+    def holds(self) -> bool:
+        """Whether no step is to be launched until it is done."""
+        return bool(self._asked) and self._asked[0][1].mode == "keep"
+
+    def put(self, client: int, word: Control) -> None:
+        self._asked.append((client, word))
+
+    def drop(self, client: int) -> None:
+        """Forgets what a client asked that has gone."""
+        self._asked = deque((who, word) for who, word in self._asked if who != client)
+
+    def next(self) -> tuple[int, Controlled] | None:
+        """Does the first thing, where what runs allows it. Returns who asked, and how it went."""
+        if not self._asked or self._engine.flights or (not self.holds and self._engine.has_work):
+            return None
+        client, word = self._asked.popleft()
+        try:
+            self._work[word.what](word)
+        except PenstockError as error:
+            return client, Controlled(word.number, Refused(-1, type(error).__name__, str(error), error.param))
+        return client, Controlled(word.number)

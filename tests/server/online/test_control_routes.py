@@ -1,0 +1,46 @@
+"""/update_weights and /reset_prefix_cache: what they have the engine do, what answers say then, and who may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server_fake import Running, make_tokenizer, running_server
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running_server(make_tokenizer(tmp_path)) as running:
+        yield running
+
+
+def test_weights_and_caches(server: Running) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        assert http.get("/weights_version").json() == {"weights_version": "default"}
+        done = http.post("/update_weights", json={"model_path": "/w/step-3", "weights_version": "3", "mode": "keep"})
+        assert done.json() == {"success": True, "weights_version": "3"}
+        assert http.post("/reset_prefix_cache").json() == {"success": True}
+        assert http.get("/weights_version").json() == {"weights_version": "3"}
+    found = server.service.client.controls  # type: ignore[union-attr]
+    assert found == [("update_weights", "keep", "/w/step-3"), ("reset_prefix_cache", "keep", "")]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({}, "missing required field `model_path`"),
+        ({"model_path": 3}, "Expected `str`"),
+        ({"model_path": "/w", "mode": "abort"}, "Invalid enum value 'abort'"),
+        ({"model_path": "/w", "path": "/w"}, "unknown field `path`"),
+        ({"model_path": "/no/folder"}, "/no/folder holds no config.json"),
+    ],
+)
+def test_bad_input(server: Running, body: dict[str, Any], error: str) -> None:
+    answer = httpx.post(server.url + "/update_weights", json=body)
+    assert answer.status_code == 400 and error in answer.json()["error"]["message"]
+    assert httpx.get(server.url + "/weights_version").json() == {"weights_version": "default"}

@@ -18,8 +18,9 @@ from engine_model import CONTEXT, VOCABULARY, make_folder
 
 from penstock import LLM, SamplingParams
 from penstock.config import Config
-from penstock.engine.async_client import AsyncClient, Stream
+from penstock.engine.async_client import AsyncClient
 from penstock.engine.launch import launch
+from penstock.engine.stream import Stream
 from penstock.errors import (
     CapacityError,
     CheckpointError,

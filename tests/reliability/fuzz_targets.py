@@ -230,8 +230,9 @@ class Ends:
 def heard(messages: Sequence[bytes], last: bytes) -> list[str]:
     """What becomes of two streams, one with news as they come and one whole, of a client that hears these messages and
     then `last`, which ends both: the name of each one's error, or "end". None waits for ever."""
-    from penstock.engine.async_client import AsyncClient, SharedEngine, Stream
+    from penstock.engine.async_client import AsyncClient, SharedEngine
     from penstock.engine.build_engine import EngineFacts
+    from penstock.engine.stream import Stream
     from penstock.request import SamplingParams
 
     facts = EngineFacts(

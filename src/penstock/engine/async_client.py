@@ -1,4 +1,4 @@
-"""AsyncClient: a client for an asyncio loop, over an engine in another process; Stream: one request's news.
+"""AsyncClient: a client for an asyncio loop, over an engine in another process.
 
 It knows the channel, the client that makes text, and whether the engine's process lives; not how it was started.
 """
@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.engine.build_engine import EngineFacts
@@ -18,7 +18,7 @@ from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, StepO
 from penstock.engine.client import Client, PendingRequest, error_of
 from penstock.engine.control import Control, Controlled, Mode, Weights
 from penstock.engine.engine import FIRST_WEIGHTS, Refused
-from penstock.engine.logprobs import LazyLogprobs
+from penstock.engine.stream import Stream
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
 from penstock.request import Delta, Request, SamplingParams
@@ -30,99 +30,8 @@ if TYPE_CHECKING:
 END_PATIENCE = 10.0  # seconds that an engine gets to end when it is told to
 HURRIED = 1.0  # seconds that it gets where it is to end now
 LOOKS = 10  # at the engine's steps, within a step timeout; at most one a second
-BEHIND = 1_024  # deltas that a reader may leave lying before they are merged
-SCORED = 16  # tokens with logprobs from which on a merged delta grows no more: no merge copies all that waits
 CUT_KNOWN = 3  # stats heard since a request was cut: the engine is at it no more
 PART = 65_536  # tokens of a message that are read in one turn of the loop; about 10 ms
-
-
-class Stream:
-    """One request's deltas: `async for deltas in stream` until all its samples have ended. For one reader."""
-
-    def __init__(self, asked: PendingRequest, cancel: Callable[[PendingRequest], None]) -> None:
-        self.asked = asked
-        self._cancel = cancel
-        self._news: list[Delta] = []  # what the reader hasn't taken
-        self._merge_at = BEHIND  # deltas that wait for the reader, from which on they are merged
-        self._end: PenstockError | bool = False  # whether, and with what, it has ended
-        self._waiter: asyncio.Future[None] | None = None  # the reader's, while there is nothing for it
-
-    def cancel(self) -> None:
-        """Ends the request wherever it stands and ends the iteration; its blocks go back. Idempotent."""
-        self._cancel(self.asked)
-        self.end()
-
-    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
-        try:
-            while True:
-                if self._news:
-                    news, self._news = self._news, []  # a reader that is behind gets all at once
-                    yield news
-                elif self._end is not False:
-                    if isinstance(self._end, PenstockError):
-                        raise self._end
-                    return
-                else:
-                    self._waiter = asyncio.get_running_loop().create_future()
-                    await self._waiter
-        finally:
-            self.cancel()  # a reader that goes away early frees the blocks; after the last delta it changes nothing
-
-    def push(self, news: list[Delta]) -> None:
-        """StepOutputs; the list is the stream's from here on. None come after the end."""
-        if self._news:
-            for delta in news:
-                if isinstance(delta.logprobs, LazyLogprobs):  # a reader that is behind keeps no message after message
-                    delta.logprobs = delta.logprobs.apart()
-            self._news += news
-            if len(self._news) > self._merge_at:
-                self._merge()
-        else:
-            self._news = news
-        self._wake()
-
-    def end(self, error: PenstockError | None = None) -> None:
-        """No more will come. The first end counts."""
-        if self._end is False:
-            self._end = True if error is None else error
-        self._wake()
-
-    def _merge(self) -> None:
-        """The reader is far behind: a sample's deltas become one, with logprobs one for about SCORED tokens. So what
-        waits is bounded by the samples and their tokens."""
-        last: dict[int, Delta] = {}
-        scores: dict[int, list[LazyLogprobs]] = {}  # of the last deltas, in parts
-        kept: list[Delta] = []
-        for delta in self._news:
-            before, mine = last.get(delta.index), delta.logprobs
-            assert mine is None or isinstance(mine, LazyLogprobs)
-            if before is None or (mine is not None and len(before.token_ids) >= SCORED):
-                _join(before, scores.pop(delta.index, []))
-                last[delta.index] = delta
-                kept.append(delta)
-            else:
-                before.text += delta.text
-                before.token_ids += delta.token_ids
-                before.finish_reason, before.stop_reason, before.error = (
-                    delta.finish_reason, delta.stop_reason, delta.error,
-                )  # fmt: skip
-                before.weights_version = delta.weights_version
-            if mine is not None:
-                scores.setdefault(delta.index, []).append(mine)
-        for index, parts in scores.items():
-            _join(last[index], parts)
-        self._news = kept
-        self._merge_at = max(BEHIND, 2 * len(kept))
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def _join(delta: Delta | None, parts: list[LazyLogprobs]) -> None:
-    """A delta's logprobs, of the deltas that it was merged from."""
-    if delta is not None and parts:
-        delta.logprobs = LazyLogprobs.joined(parts)
 
 
 class ReplicaState(NamedTuple):

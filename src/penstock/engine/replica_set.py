@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.async_client import AsyncClient, ReplicaState, SharedEngine, Stream
+from penstock.engine.async_client import AsyncClient, ReplicaState, SharedEngine
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import ClientEnd
 from penstock.engine.control import Mode
@@ -23,6 +23,7 @@ from penstock.engine.launch import facts_of, load_tokenizer
 from penstock.engine.replica_stats import ReplicaStats
 from penstock.engine.replica_stream import Replica, ReplicaStream, RequestPart, Seeds
 from penstock.engine.replica_words import Ended, Hung, Join, Joined, JoinFailed, Leave, RestartAll, WordDown, WordUp
+from penstock.engine.stream import Stream
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, NoReplicaError, PenstockError, ReplicaError
 from penstock.request import MAX_SEED, SamplingParams

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.async_client import AsyncClient, Stream
+from penstock.engine.async_client import AsyncClient
 from penstock.engine.client import PendingRequest
 from penstock.engine.replica_stats import ReplicaStats
+from penstock.engine.stream import Stream
 from penstock.errors import PenstockError
 from penstock.request import MAX_SEED, Delta, SamplingParams
 

@@ -126,7 +126,7 @@ class TorchRunner:
         """Ends the device's thread and lets go of weights, KV and rows. Flights that wait fail. Twice is once."""
         if self._state is not None:
             self._executor.close()
-            self._state = None
+            self._state = self.reload = None
             self.at_close()
 
     def _run(self, plan: StepPlan) -> Outcome:

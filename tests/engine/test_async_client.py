@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.logprobs import LazyLogprobs
-from penstock.engine.stream import BEHIND, SCORED, Stream
+from penstock.engine.request_stream import BEHIND, SCORED, Stream
 from penstock.errors import EngineError
 from penstock.request import Delta
 from penstock.schedule.deltas import GOES_ON, NO_STOP_ID, Deltas

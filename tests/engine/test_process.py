@@ -20,7 +20,7 @@ from penstock import LLM, SamplingParams
 from penstock.config import Config
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.launch import launch
-from penstock.engine.stream import Stream
+from penstock.engine.request_stream import Stream
 from penstock.errors import (
     CapacityError,
     CheckpointError,

@@ -232,7 +232,7 @@ def heard(messages: Sequence[bytes], last: bytes) -> list[str]:
     then `last`, which ends both: the name of each one's error, or "end". None waits for ever."""
     from penstock.engine.async_client import AsyncClient, SharedEngine
     from penstock.engine.build_engine import EngineFacts
-    from penstock.engine.stream import Stream
+    from penstock.engine.request_stream import Stream
     from penstock.request import SamplingParams
 
     facts = EngineFacts(

@@ -18,7 +18,7 @@ from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, StepO
 from penstock.engine.client import Client, PendingRequest, error_of
 from penstock.engine.control import Control, Controlled, Mode, Weights
 from penstock.engine.engine import FIRST_WEIGHTS, Refused
-from penstock.engine.stream import Stream
+from penstock.engine.request_stream import Stream
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
 from penstock.request import Delta, Request, SamplingParams

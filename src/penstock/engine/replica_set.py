@@ -23,7 +23,7 @@ from penstock.engine.launch import facts_of, load_tokenizer
 from penstock.engine.replica_stats import ReplicaStats
 from penstock.engine.replica_stream import Replica, ReplicaStream, RequestPart, Seeds
 from penstock.engine.replica_words import Ended, Hung, Join, Joined, JoinFailed, Leave, RestartAll, WordDown, WordUp
-from penstock.engine.stream import Stream
+from penstock.engine.request_stream import Stream
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, NoReplicaError, PenstockError, ReplicaError
 from penstock.request import MAX_SEED, SamplingParams

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.client import PendingRequest
 from penstock.engine.replica_stats import ReplicaStats
-from penstock.engine.stream import Stream
+from penstock.engine.request_stream import Stream
 from penstock.errors import PenstockError
 from penstock.request import MAX_SEED, Delta, SamplingParams
 

@@ -37,7 +37,7 @@ from penstock.server.openai.translate import Call, make_call
 from penstock.text.sandbox_process import Job, Reply
 
 if TYPE_CHECKING:
-    from penstock.engine.stream import Stream
+    from penstock.engine.request_stream import Stream
 
 PREPARED_AT_ONCE = 2  # lines of all batches, beside online ones: a text of 32 MiB makes some hundred megabytes of ids
 ID_BYTES = 40  # that a token's id takes in a list of Python's

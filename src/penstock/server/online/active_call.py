@@ -19,7 +19,7 @@ from penstock.server.openai.http_errors import SampleError, shutting_down, too_l
 from penstock.server.openai.translate import Call
 
 if TYPE_CHECKING:
-    from penstock.engine.stream import Stream
+    from penstock.engine.request_stream import Stream
 
 Result = TypeVar("Result")
 

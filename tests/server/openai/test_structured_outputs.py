@@ -89,6 +89,24 @@ def test_what_cannot_be_served_is_a_400(server: Running, body: dict[str, Any], p
     assert len(server.engine.submitted) == before
 
 
+def test_a_form_that_was_good_is_not_looked_at_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    plain = server.service.sandboxes._do  # type: ignore[attr-defined]
+
+    def watched(job: Any) -> Any:
+        looked.append(job.asked) if isinstance(job, GrammarJob) else None
+        return plain(job)
+
+    monkeypatch.setattr(server.service.sandboxes, "_do", watched)
+    for asked in ({"regex": "only once"}, {"regex": "only once"}, {"regex": "only once", "lenient": True}):
+        assert post(server, "completions", structured_outputs=asked).status_code == 200
+    for _ in range(2):
+        assert post(server, "completions", structured_outputs={"regex": "(only"}).status_code == 400
+    assert [(form.regex, form.lenient) for form in looked] == [
+        ("only once", False), ("only once", True), ("(only", False), ("(only", False),
+    ]  # fmt: skip
+
+
 def test_the_sandbox_looks_at_forms(tmp_path: Path) -> None:
     sandbox = Sandbox.open(make_tokenizer(tmp_path), 256)
     try:

@@ -19,6 +19,7 @@ from penstock.server.online.buffered import ResponseBudget, Yielder
 from penstock.server.online.intake import BodyTimeouts, Intake
 from penstock.server.online.metrics import Metrics
 from penstock.server.online.request_limits import QUEUED_A_ROW, QUEUED_TOKENS, RequestLimits
+from penstock.server.openai.checked_forms import CheckedForms
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.text.answers.reader import AnswerParsers
@@ -46,6 +47,7 @@ class AppState:
     servers: int = 1
     keys: Sequence[Key] = ()
     parsers: AnswerParsers = field(default_factory=AnswerParsers)
+    forms: CheckedForms = field(default_factory=CheckedForms, init=False)
     request_limits: RequestLimits = field(init=False)
     body_timeouts: BodyTimeouts = field(default_factory=BodyTimeouts, init=False)
     intake: Intake = field(init=False)

@@ -146,7 +146,9 @@ async def _post(
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
             client, turn = state.client, state.limits.turn_ids
-            tools = PromptTools(client.facts, client.tokenizer, work.in_sandbox, work.in_thread, turn, state.parsers)
+            tools = PromptTools(
+                client.facts, client.tokenizer, work.in_sandbox, work.in_thread, turn, state.parsers, state.forms
+            )
             call = await make_call(form, tools)
             del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
             call.tenant = NO_TENANT if key is None else key.number

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from penstock.errors import ContextLengthError, TokenizerError, UsageError, too_long
+from penstock.server.openai.checked_forms import CheckedForms
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, Message
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL
@@ -41,7 +42,7 @@ class Aside(Protocol):
 @dataclass(frozen=True, slots=True)
 class PromptTools:
     """What bodies are made into calls with. turn_ids: token ids that are looked at in one turn of the loop. parsers:
-    what chats' answers are read with."""
+    what chats' answers are read with. forms: those of answers that needn't be looked at again."""
 
     facts: EngineFacts
     tokenizer: Tokenizer | None
@@ -49,6 +50,7 @@ class PromptTools:
     aside: Aside
     turn_ids: int = USUAL.turn_ids
     parsers: AnswerParsers = NO_PARSERS
+    forms: CheckedForms = field(default_factory=CheckedForms)
 
 
 @dataclass(slots=True)

@@ -279,8 +279,11 @@ async def _check_form(sampling: SamplingParams, tools: PromptTools, param: str) 
     if tools.tokenizer is None:
         message = "structured_outputs need text, and this server has no tokenizer: leave them out"
         raise HttpError(message, param="structured_outputs")
+    if tools.forms.has(sampling.structured_outputs):
+        return
     try:
         await tools.sandboxed([GrammarJob(sampling.structured_outputs)])
+        tools.forms.add(sampling.structured_outputs)
     except HttpError:
         raise
     except UsageError as error:

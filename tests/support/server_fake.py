@@ -116,6 +116,8 @@ class FakeStream:
             delta.logprobs = [self._position(token) for token in ids]
         if last:
             delta.finish_reason = self.end
+            if self.engine.weights_version != "default":
+                delta.weights_version = self.engine.weights_version
         if self.engine.fail_with:
             delta.finish_reason, delta.error = "numerical_error", self.engine.fail_with
         return delta

@@ -146,6 +146,20 @@ def test_the_clients_helpers(client: openai.OpenAI, server: Running) -> None:
     assert "call_rest" in server.engine.submitted[-1].sampling.structured_outputs.around
 
 
+def test_an_answer_of_changed_weights_says_so(client: openai.OpenAI, server: Running) -> None:
+    server.engine.says = "Hello"
+    assert "weights_version" not in client.responses.create(model="fake", input="x").model_extra
+    server.engine.weights_version = "7"
+    try:
+        assert client.responses.create(model="fake", input="x").model_extra["weights_version"] == "7"
+        *_, last = client.responses.create(model="fake", input="x", stream=True)
+        assert last.response.model_extra["weights_version"] == "7"
+        made = client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x"}])
+        assert made.choices[0].model_extra["weights_version"] == "7"
+    finally:
+        server.engine.weights_version = "default"
+
+
 def test_an_error_amid_a_stream_is_its_last_event(client: openai.OpenAI, server: Running) -> None:
     server.engine.says, server.engine.fail_with = "Hello", "its logits were not finite"
     try:

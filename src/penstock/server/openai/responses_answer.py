@@ -42,6 +42,7 @@ class ResponsesAnswer(BaseAnswer):
         self._tokens: list[int] = []
         self._number = 0  # of the next event
         self._status = "in_progress"
+        self._stamp: dict[str, str] = {}  # of weights that were changed under the server
 
     def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
         """The finished output of the sample's one delta."""
@@ -77,6 +78,8 @@ class ResponsesAnswer(BaseAnswer):
             pieces += self._reader.end()
         events = [event for piece in pieces for event in self._items.take(piece)]
         if ended:
+            if delta.weights_version is not None:
+                self._stamp = {"weights_version": delta.weights_version}
             self._status = "completed" if delta.finish_reason == "stop" else "incomplete"
             events += self._items.close(self._status)
         return events
@@ -102,6 +105,7 @@ class ResponsesAnswer(BaseAnswer):
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": None,
+            **self._stamp,
         }
 
     def _counts(self, usage: dict[str, Any]) -> dict[str, Any]:

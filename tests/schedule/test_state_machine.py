@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
-    max_examples=50, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=35, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -261,13 +261,15 @@ def serve(
     tool_call_parser: Annotated[
         str | None,
         typer.Option(
-            help="How calls are written: hermes, llama3_json, qwen3_coder, or as the model's response_template says. "
+            help="How calls are written: hermes, llama3_json, qwen3_coder, openai (gpt-oss), or as the model's response_template says. "
             "Left out: as its chat template does."
         ),
     ] = None,
     reasoning_parser: Annotated[
         str | None,
-        typer.Option(help="Keep what the model thinks apart: qwen3 or deepseek_r1. Left out: it stays in the content."),
+        typer.Option(
+            help="Keep what the model thinks apart: qwen3, deepseek_r1, openai_gptoss. Left out: it stays in the content."
+        ),
     ] = None,
     shutdown_timeout: Annotated[
         float, typer.Option(help="Seconds that running requests get after SIGTERM; a second one ends them.", min=0.0)

@@ -15,6 +15,7 @@ from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt
 from penstock.text.answers.answer_grammar import around
+from penstock.text.answers.harmony import HarmonyReader
 from penstock.text.answers.pieces import Reader
 from penstock.text.answers.reader import FORMATS, TEMPLATE, AnswerParsers, AnswerReader, CallFormat, format_of
 from penstock.text.answers.reasoning import CLOSE, OPEN, Thinking, thinking_behind
@@ -50,7 +51,8 @@ class AnswerReading:
         known = named if named in FORMATS else format_of(source)
         self._format: CallFormat | None = FORMATS[known] if self._called else None
         self._thinking: Thinking | None = None
-        parser = tools.parsers.reasoning_parser
+        self._harmony = tools.parsers.harmony
+        parser = None if self._harmony else tools.parsers.reasoning_parser
         if parser is None and self._template is not None and OPEN in source:
             parser = "qwen3"
         if parser is not None:
@@ -60,6 +62,8 @@ class AnswerReading:
     @property
     def reader(self) -> MakeReader | None:
         """What makes the reader of each answer; None where its text is all content."""
+        if self._harmony:
+            return partial(HarmonyReader, self._prompt.ending, parallel=self._parallel)
         if (template := self._by_template) is not None:
             from penstock.text.answers.response_template import TemplateReader
 
@@ -89,7 +93,11 @@ class AnswerReading:
             except UsageError as error:
                 param = "tools" if form is None else "structured_outputs"
                 raise HttpError(error.rule.replace("structured_outputs", param, 1), param=param) from error
-        if self._by_template is not None or not self._tokenizer.special_texts.isdisjoint(self._marks()):
+        if (
+            self._harmony
+            or self._by_template is not None
+            or not self._tokenizer.special_texts.isdisjoint(self._marks())
+        ):
             sampling = replace(sampling, skip_special_tokens=False)
         return sampling
 
@@ -97,6 +105,12 @@ class AnswerReading:
         """The grammar of the whole answer; None where the form, or nothing, is all that holds it. Raises HttpError."""
         must, thinking, form = self._form.must_call, self._thinking or "closed", self._asked
         strict = any(tool.strict for tool in self._called)
+        if self._harmony and (must or strict or form is not None):
+            message = (
+                "answers in gpt-oss's channels are read, not held: leave out response_format, strict, and a "
+                "tool_choice beside auto and none"
+            )
+            raise HttpError(message, param="tool_choice" if must else "tools", code="unsupported_parameter")
         if strict and self._by_template is not None:
             message = (
                 "strict tools are held here with tool_choice required or a tool's name: a response_template "

@@ -23,6 +23,8 @@ class CallFormat(NamedTuple):
 
 
 TEMPLATE = "response_template"  # the parser that a model brings itself
+HARMONY, HARMONY_THOUGHT = "openai", "openai_gptoss"  # vLLM's names of what reads harmony: calls and thought, thought
+BOTH = (HARMONY, HARMONY_THOUGHT)
 FORMATS: dict[str, CallFormat] = {
     "hermes": CallFormat(hermes.HermesParser, hermes.call_rest, (hermes.BEGIN, hermes.END)),
     "llama3_json": CallFormat(llama3_json.Llama3JsonParser, llama3_json.call_rest, None),
@@ -41,17 +43,25 @@ class AnswerParsers:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
+    @property
+    def harmony(self) -> bool:
+        """Whether answers are read as gpt-oss writes them."""
+        return self.tool_call_parser == HARMONY or self.reasoning_parser == HARMONY_THOUGHT
+
     def check(self) -> None:
         """Raises UsageError."""
         known: dict[str, Sequence[str]] = {
-            "tool_call_parser": [*FORMATS, TEMPLATE],
-            "reasoning_parser": reasoning.FORMATS,
+            "tool_call_parser": [*FORMATS, TEMPLATE, HARMONY],
+            "reasoning_parser": [*reasoning.FORMATS, HARMONY_THOUGHT],
         }
         for name, formats in known.items():
             if (given := getattr(self, name)) is not None and given not in formats:
                 raise UsageError(f"{name} must be one of {', '.join(formats)}, not {given!r}", param=name)
         if self.tool_call_parser == TEMPLATE and self.reasoning_parser is not None:
             message = f"{TEMPLATE} reads reasoning too: leave reasoning_parser out"
+            raise UsageError(message, param="reasoning_parser")
+        if self.harmony and (self.tool_call_parser or HARMONY, self.reasoning_parser or HARMONY_THOUGHT) != BOTH:
+            message = f"{HARMONY} and {HARMONY_THOUGHT} read one format: name no other beside them"
             raise UsageError(message, param="reasoning_parser")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             message = f"enable_auto_tool_choice needs a tool_call_parser: one of {', '.join(known['tool_call_parser'])}"

@@ -1,0 +1,95 @@
+"""gpt-oss's channels, read whole and letter by letter: the same pieces, whatever stands where."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.text.answers.harmony import HarmonyReader
+from penstock.text.answers.reader import AnswerParsers
+
+PROMPT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
+THOUGHT = "<|channel|>analysis<|message|>Let me see <b>.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>It is 1 < 2."
+WEATHER = (
+    "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    '{"city": "Rome"}<|call|>'
+)
+FIRST = "<|start|>assistant to=functions.ping<|channel|>commentary<|message|>{}<|call|>"
+PREAMBLE = "<|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
+Told = dict[str, str | list[tuple[str, str]]]
+
+
+def read(text: str, size: int, prompt: str = PROMPT, parallel: bool = True) -> Told:
+    reader = HarmonyReader(prompt, parallel=parallel)
+    told: Told = {"reasoning": "", "content": "", "calls": []}
+    calls: list[list[str]] = []
+    parts = [text[at : at + size] for at in range(0, len(text), size)]
+    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.end()
+    for piece in pieces:
+        assert piece.text
+        if piece.kind == "name":
+            assert piece.call == len(calls)
+            calls.append([piece.text, ""])
+        elif piece.kind == "arguments":
+            calls[piece.call][1] += piece.text
+        else:
+            told[piece.kind] += piece.text  # type: ignore[operator]
+    assert reader.called == len(calls) and reader.thought_length == len(told["reasoning"])
+    return {**told, "calls": [(name, arguments) for name, arguments in calls]}
+
+
+CASES: list[tuple[str, Told]] = [
+    (THOUGHT + FINAL, {"reasoning": "Let me see <b>.", "content": "It is 1 < 2.", "calls": []}),
+    (
+        THOUGHT + WEATHER,
+        {"reasoning": "Let me see <b>.", "content": "", "calls": [("get_weather", '{"city": "Rome"}')]},
+    ),
+    (
+        THOUGHT + PREAMBLE + WEATHER + FIRST,
+        {
+            "reasoning": "Let me see <b>.",
+            "content": "I look it up.",
+            "calls": [("get_weather", '{"city": "Rome"}'), ("ping", "{}")],
+        },
+    ),
+    (FINAL.removeprefix("<|start|>assistant"), {"reasoning": "", "content": "It is 1 < 2.", "calls": []}),
+    (
+        "no channels, <|strange|> as it is",
+        {"reasoning": "", "content": "no channels, <|strange|> as it is", "calls": []},
+    ),
+    (THOUGHT[:40], {"reasoning": THOUGHT[:40].partition("<|message|>")[2], "content": "", "calls": []}),
+    (THOUGHT.removesuffix("<|end|>") + FINAL, {"reasoning": "Let me see <b>.", "content": "It is 1 < 2.", "calls": []}),
+    (WEATHER[: -len('"}<|call|>')], {"reasoning": "", "content": "", "calls": [("get_weather", '{"city": "Rome')]}),
+    (THOUGHT + "<|start|>assi", {"reasoning": "Let me see <b>.", "content": "", "calls": []}),
+    ("", {"reasoning": "", "content": "", "calls": []}),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), CASES)
+def test_pieces_are_the_same_however_they_come(text: str, told: Told) -> None:
+    for size in (1, 3, 7, 1000):
+        assert read(text, size) == told
+
+
+def test_one_call_where_one_is_asked_for() -> None:
+    assert read(WEATHER + FIRST, 5, parallel=False)["calls"] == [("get_weather", '{"city": "Rome"}')]
+
+
+def test_an_answer_that_was_begun_goes_on() -> None:
+    begun = "<|start|>assistant<|channel|>final<|message|>"
+    assert read(" behind it<|return|>", 4, begun) == {"reasoning": "", "content": " behind it", "calls": []}
+
+
+def test_a_header_without_an_end_is_content() -> None:
+    text = "<|channel|>" + "x" * 2000
+    assert read(text, 100)["content"] == text
+
+
+def test_no_other_parser_stands_beside_it() -> None:
+    AnswerParsers(tool_call_parser="openai", reasoning_parser="openai_gptoss").check()
+    AnswerParsers(reasoning_parser="openai_gptoss").check()
+    with pytest.raises(UsageError, match="read one format"):
+        AnswerParsers(tool_call_parser="hermes", reasoning_parser="openai_gptoss").check()
+    with pytest.raises(UsageError, match="read one format"):
+        AnswerParsers(tool_call_parser="openai", reasoning_parser="qwen3").check()

@@ -261,14 +261,15 @@ def serve(
     tool_call_parser: Annotated[
         str | None,
         typer.Option(
-            help="How calls are written: hermes, llama3_json, qwen3_coder, openai (gpt-oss), or as the model's response_template says. "
+            help="How calls are written: hermes, llama3_json, qwen3_coder, openai (gpt-oss's), or as the model's "
+            "response_template says. "
             "Left out: as its chat template does."
         ),
     ] = None,
     reasoning_parser: Annotated[
         str | None,
         typer.Option(
-            help="Keep what the model thinks apart: qwen3, deepseek_r1, openai_gptoss. Left out: it stays in the content."
+            help="Keep what the model thinks apart: qwen3, deepseek_r1, openai_gptoss. Left out: it stays in content."
         ),
     ] = None,
     shutdown_timeout: Annotated[

@@ -22,7 +22,7 @@ from penstock.demo import model_folder
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
 from penstock.text.answers.answer_grammar import around
-from penstock.text.answers.pieces import AnswerPiece
+from penstock.text.answers.pieces import PORTION, AnswerPiece
 from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, format_of
 from penstock.text.answers.reasoning import Thinking, thinking_behind
 from penstock.text.answers.tool import Tool, check_tools
@@ -173,6 +173,22 @@ def test_any_text_is_read_alike_however_it_is_cut(
     found = read(whole, text)
     assert read(cut, text, cuts) == found
     assert whole.called == len(found[1]) and whole.thought_length == cut.thought_length <= len(text)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_long_answer_is_read_in_portions(name: str) -> None:
+    """One mark may stand behind the other: at each, what is left is looked at."""
+    reader, sizes = AnswerReader(FORMATS[name].parser(TOOLS)), list[int]()
+    plain = reader._reasoning.feed
+
+    def watched(part: str) -> tuple[str, str]:
+        sizes.append(len(part))
+        return plain(part)
+
+    reader._reasoning.feed = watched  # type: ignore[method-assign]
+    text = "<tool_call>x " * 2_000
+    assert read(reader, text) == ({"content": text}, [])
+    assert sum(sizes) == len(text) and max(sizes) <= PORTION < len(text)
 
 
 def test_one_call_alone() -> None:

@@ -66,17 +66,22 @@ class ReadChatAnswer(ChatAnswer):
 
 def told_of(pieces: Sequence[AnswerPiece], *, whole: bool) -> dict[str, Any]:
     """Returns what a message, or a delta, says of these pieces; nothing of what there is none of."""
-    told: dict[str, Any] = {}
+    texts: dict[str, list[str]] = {}
     calls: dict[int, dict[str, Any]] = {}
+    arguments: dict[int, list[str]] = {}
     for piece in pieces:
-        if piece.kind == "content":
-            told["content"] = told.get("content", "") + piece.text
-        elif piece.kind == "reasoning":
-            told["reasoning"] = told["reasoning_content"] = told.get("reasoning", "") + piece.text
-        elif piece.kind == "name":
-            begun = {"id": new_call_id(), "type": "function", "function": {"name": piece.text, "arguments": ""}}
+        if piece.kind == "name":
+            begun = {"id": new_call_id(), "type": "function", "function": {"name": piece.text}}
             calls[piece.call] = begun if whole else {"index": piece.call, **begun}
+            arguments[piece.call] = []
+        elif piece.kind == "arguments":
+            calls.setdefault(piece.call, {"index": piece.call, "function": {}})
+            arguments.setdefault(piece.call, []).append(piece.text)
         else:
-            call = calls.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
-            call["function"]["arguments"] += piece.text
+            texts.setdefault(piece.kind, []).append(piece.text)
+    told: dict[str, Any] = {kind: "".join(parts) for kind, parts in texts.items()}
+    if "reasoning" in told:
+        told["reasoning_content"] = told["reasoning"]
+    for at, call in calls.items():
+        call["function"]["arguments"] = "".join(arguments[at])
     return {**told, "tool_calls": list(calls.values())} if calls else told

@@ -4,9 +4,11 @@ parts. It knows no format.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+PORTION = 4_096  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ class Reader(Protocol):
     def thought_length(self) -> int: ...
     def feed(self, text: str) -> list[AnswerPiece]: ...
     def end(self) -> list[AnswerPiece]: ...
+
+
+def portions(text: str, size: int = PORTION) -> Iterator[str]:
+    """Yields a text in parts: an answer may be one mark behind the other, and at each what is left is looked at."""
+    for at in range(0, len(text), size):
+        yield text[at : at + size]
 
 
 def find_mark(text: str, marks: Sequence[str]) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.errors import UsageError
 from penstock.text.answers import hermes, llama3_json, qwen3_coder, reasoning
-from penstock.text.answers.pieces import AnswerPiece, CallParser
+from penstock.text.answers.pieces import AnswerPiece, CallParser, portions
 from penstock.text.answers.tool import Tool
 
 
@@ -98,7 +98,7 @@ class AnswerReader:
 
     def feed(self, text: str) -> list[AnswerPiece]:
         """Returns the pieces that this text brings, in their order."""
-        return self._read(*self._reasoning.feed(text))
+        return [piece for part in portions(text) for piece in self._read(*self._reasoning.feed(part))]
 
     def end(self) -> list[AnswerPiece]:
         """Returns what was held back."""

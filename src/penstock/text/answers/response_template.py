@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import regex
 
 from penstock.errors import TokenizerError
-from penstock.text.answers.pieces import AnswerPiece, ContentBuffer
+from penstock.text.answers.pieces import AnswerPiece, ContentBuffer, portions
 from penstock.text.answers.region_content import CONTENTS, parse_content, transformed
 from penstock.text.answers.tool import Tool, typed
 
+LOOKED_AT = 256  # characters at once, by each regex, behind each mark
 PATIENCE = 0.1  # seconds that a regex may take
 KINDS = {"content": "content", "reasoning_content": "reasoning", "reasoning": "reasoning", "thinking": "reasoning"}
 CALLS = "tool_calls"
@@ -148,8 +149,11 @@ class TemplateReader:
 
     def feed(self, text: str) -> list[AnswerPiece]:
         """Returns the pieces that this text brings, in order. Raises TokenizerError where a regex takes too long."""
-        self._text += text
-        return self._process([], ended=False)
+        found: list[AnswerPiece] = []
+        for part in portions(text, LOOKED_AT):
+            self._text += part
+            self._process(found, ended=False)
+        return found
 
     def end(self) -> list[AnswerPiece]:
         """Returns what was held back; a call that is cut short is text."""

@@ -36,6 +36,7 @@ from penstock.vllm_arguments import check_call, engine_knobs
 if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
     from penstock.engine.engine import Engine
+    from penstock.llm.hf_tokenizer import HfTokenizer
     from penstock.llm.replicas import ReplicaEngines
     from penstock.text.tokenizer import Tokenizer
 
@@ -164,10 +165,12 @@ class LLM:
 
     # --- what else it says --------------------------------------------------------------------------------------------
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, ours: `encode`, `decode`, `token_text`, `eos_token_id` and more (docs/text.md). Raises
-        UsageError with skip_tokenizer_init."""
-        return self._needs_tokenizer("get_tokenizer")
+    def get_tokenizer(self) -> HfTokenizer:
+        """The model's tokenizer: ours (docs/text.md), and by transformers' names callable, `apply_chat_template`,
+        `batch_decode` and more. Raises UsageError with skip_tokenizer_init."""
+        from penstock.llm.hf_tokenizer import HfTokenizer
+
+        return HfTokenizer.over(self._needs_tokenizer("get_tokenizer"), lambda job: self._chat_sandbox().run(job))
 
     def update_weights(self, model_path: str | Path, *, weights_version: str | None = None) -> None:
         """Puts the weights of a folder in the place of the model's, made into the scheme that it has; nothing that was

@@ -89,9 +89,9 @@ def test_an_artifact_has_a_table_or_says_that_it_has_none(tmp_path: Path) -> Non
     assert refused.exit_code == 2 and "no table of step seconds: make one by penstock build --retune" in refused.stderr
     edit(folder, step_seconds=msgspec.structs.replace(made_table(), engine=None))
     assert "has a table of an older penstock" in simulate("--artifact", folder, *OPEN).stderr
-    edit(folder, step_seconds=made_table())
-    found = json.loads(simulate("--artifact", folder, *OPEN, "--json").stdout)
-    assert found[0]["gpus"] == 2 and found[0]["model"] == "demo"
+    edit(folder, step_seconds=made_table(), price=4.0)
+    (found,) = json.loads(simulate("--artifact", folder, *OPEN, "--json").stdout)
+    assert (found["gpus"], found["model"], found["cost_hour"]) == (2, "demo", pytest.approx(4.0))
 
 
 def test_a_table_is_measured_and_simulated_with(tmp_path: Path) -> None:

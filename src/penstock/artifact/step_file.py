@@ -55,14 +55,15 @@ def _of_artifact(folder: Path) -> MeasuredSteps:
         raise CheckpointError(
             f"{folder} is no artifact: penstock build makes one; a file with a table of steps is --table"
         )
-    ranks, ahead = (manifest.engine.get(name, 1) for name in ("tensor_parallel_size", "steps_ahead"))
+    told = (manifest.engine.get(name, 1) for name in ("tensor_parallel_size", "steps_ahead"))
+    ranks, ahead = (number if isinstance(number, int) else 1 for number in told)
     return MeasuredSteps(
         penstock=manifest.penstock,
         model=manifest.model,
         built_on=manifest.built_on,
-        tensor_parallel_size=ranks if isinstance(ranks, int) else 1,
-        steps_ahead=ahead if isinstance(ahead, int) else 1,
-        price=manifest.price,
+        tensor_parallel_size=ranks,
+        steps_ahead=ahead,
+        price=None if manifest.price is None else manifest.price / ranks,
         step_seconds=manifest.step_seconds,
     )
 

@@ -30,7 +30,6 @@ class AskedLoad:
     limit: Int32  # [requests] max_tokens; 0: all samples run to their length, which the engine knows
     shared: Int32  # [requests] leading tokens that the prompts of its header have in common
     header: Int32  # [requests] which prompts it shares them with
-    told: str = ""
     at_once: bool = False  # a job: engines take requests as they have room, whatever their arrival
 
     def __len__(self) -> int:

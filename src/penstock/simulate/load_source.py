@@ -138,7 +138,7 @@ class LoadSource:
             arrival=arrival, prompt=np.full(count, self._prompt, np.int32), start=_starts(samples), output=outputs,
             limit=np.full(count, self._limit if options.lengths == "geometric" else 0, np.int32),
             shared=np.full(count, options.shared_tokens, np.int32), header=np.zeros(count, np.int32),
-            told=self.told, at_once=at_once,
+            at_once=at_once,
         )  # fmt: skip
 
     def _of_rows(self, arrival: NDArray[Any], at_once: bool, places: NDArray[Any] | None) -> AskedLoad:
@@ -154,7 +154,7 @@ class LoadSource:
             output=_ints(output for row in rows for output in row.outputs),
             limit=_ints(row.limit or self.options.max_tokens or longest for row in rows),
             shared=_ints(row.shared for row in rows), header=_ints(headers[row.header] for row in rows),
-            told=self.told, at_once=at_once,
+            at_once=at_once,
         )  # fmt: skip
 
     @property

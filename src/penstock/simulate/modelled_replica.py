@@ -90,7 +90,7 @@ class ModelledReplica:
         self._pace = StepPace()
         self._numbers: list[int] = []  # by the requests' ids here
         self.now = self._free = self.busy = 0.0  # free: when the device has done all that was launched
-        self.steps = self.tokens = 0
+        self.steps = 0
 
     @property
     def has_work(self) -> bool:

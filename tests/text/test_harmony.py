@@ -86,6 +86,13 @@ def test_a_header_without_an_end_is_content() -> None:
     assert read(text, 100)["content"] == text
 
 
+def test_beginnings_of_messages_without_an_end_end() -> None:
+    """A start that is no header is met once: it held the loop for ever."""
+    for size in (1, 100, 10_000):
+        content = read("<|start|>" * 400, size)["content"]
+        assert content == "<|start|>" * 287, "the last 1,024 characters may still be a header"
+
+
 def test_no_other_parser_stands_beside_it() -> None:
     AnswerParsers(tool_call_parser="openai", reasoning_parser="openai_gptoss").check()
     AnswerParsers(reasoning_parser="openai_gptoss").check()

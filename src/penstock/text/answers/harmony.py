@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from penstock.text.answers.pieces import AnswerPiece, find_mark
+from penstock.text.answers.pieces import AnswerPiece, find_mark, portions
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)  # the last where a message's own end is missing
@@ -37,10 +37,11 @@ class HarmonyReader:
 
     def feed(self, text: str) -> list[AnswerPiece]:
         """Returns the pieces that this text brings, in their order."""
-        self._held += text
         found: list[AnswerPiece] = []
-        while self._held and self._step(found):
-            pass
+        for part in portions(text):
+            self._held += part
+            while self._held and self._step(found):
+                pass
         return found
 
     def end(self) -> list[AnswerPiece]:
@@ -67,6 +68,9 @@ class HarmonyReader:
         if at < 0:
             if len(self._held) > LONGEST_HEADER:
                 self._kind = "content"
+                skipped = len(START) if self._held.startswith(START) else 0  # else it would be met again, and again
+                found += self._told(self._held[:skipped])
+                self._held = self._held[skipped:]
             return self._kind is not None
         header, self._held = self._held[:at], self._held[at + len(MESSAGE) :]
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)

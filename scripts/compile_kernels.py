@@ -41,6 +41,11 @@ EXPERTS = WIDE | {
     "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_experts": 128,
     "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
 }  # fmt: skip
+GPT_OSS = LLAMA | {
+    "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
+    "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32,
+    "num_experts_per_tok": 4, "quantization_config": {"quant_method": "mxfp4"},
+}  # fmt: skip
 GEMMA = LLAMA | {
     "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 256, "sliding_window": 512,
     "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 1e4,
@@ -54,6 +59,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma": (GEMMA, {}),
     "experts": (EXPERTS, {}),
     "eight-experts": (EXPERTS, {"quantization": "fp8"}),
+    "gpt-oss": (GPT_OSS, {}),
     "int4": (WIDE, {"quantization": "int4"}),
     "int8": (LLAMA, {"quantization": "int8"}),
     "eight": (WIDE, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),

@@ -170,6 +170,13 @@ def test_a_regex_that_runs_away_ends_its_answer() -> None:
         reader.feed("x" * 5_000)
 
 
+def test_marks_without_text_come_to_an_end() -> None:
+    fields = {"content": {}, "reasoning": {"open_pattern": "(?=a)", "close_pattern": "(?=a)"}}
+    reader = TemplateReader(read_template({**QWEN, "fields": fields}), "", [], parallel=True)
+    with pytest.raises(TokenizerError, match="comes to no end"):
+        reader.feed("abc")
+
+
 def test_a_tokenizer_has_its_models_template(tmp_path: Path) -> None:
     folder = qwen2(tmp_path / "m")
     assert Tokenizer.load(folder).response_template is None

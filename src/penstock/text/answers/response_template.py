@@ -139,6 +139,7 @@ class TemplateReader:
         self._space = ContentBuffer()  # of a text: space at its ends is no part of it
         self._spoken = False
         self._past = 0  # characters looked at
+        self._idle = 0  # marks behind each other that held no text
         self.called = self.thought_length = 0
         begun = [match.end() for match in template.anchor.pattern.finditer(prompt, timeout=PATIENCE)]
         if begun:
@@ -177,6 +178,9 @@ class TemplateReader:
             self._take(held, found)
             return False
         match, spoken = mark.match, self._spoken
+        self._idle = 0 if match.end() else self._idle + 1
+        if self._idle > 2 * len(self._template.regions):
+            raise TokenizerError("the model's response_template has marks that hold no text, and comes to no end")
         self._take(match.start(), found)
         self._close("" if mark.opens else match[0], found)
         self._past += match.end() - match.start()
@@ -186,7 +190,7 @@ class TemplateReader:
         named = {name: text for name, text in match.groupdict().items() if text is not None}
         self._region, self._captures = (mark.region, named) if mark.opens else (self._template.implicit, {})
         self._opening, self._spoken, self._body = match[0], False, []
-        return match.end() > match.start() or spoken or mark.opens
+        return match.end() > match.start() or spoken or mark.opens or mark.region is not self._template.implicit
 
     def _next(self, ended: bool) -> tuple[Found | None, int]:
         """The first mark in the text, if it is certain; and where what may become one begins. Raises TimeoutError."""

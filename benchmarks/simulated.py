@@ -194,7 +194,11 @@ def main() -> None:
         if args.shape:
             folder = Path(temporary) / "model"
             write_model(SHAPES[args.shape], folder, args.tokenizer)
-            knobs |= {"model": str(folder), "load_format": load_format(folder), "max_model_len": 8192}
+            knobs |= {
+                "model": str(folder),
+                "load_format": load_format(folder),
+                "max_model_len": SHAPES[args.shape].max_model_len,
+            }
         else:
             knobs |= {
                 "max_num_seqs": 128,
@@ -202,7 +206,7 @@ def main() -> None:
                 "max_model_len": 1024,
                 "kv_cache_tokens": 60_000,
             }
-        knobs |= dict(pair.split("=", 1) for pair in args.knob)
+        knobs |= {name: value(text) for name, _, text in (pair.partition("=") for pair in args.knob)}
         out = Path(args.out or temporary)
         out.mkdir(parents=True, exist_ok=True)
         table = args.table or out / "steps.json"
@@ -238,6 +242,14 @@ def run(knobs: dict[str, Any], engine: SimulatedEngine, folder: Path, args: argp
     finally:
         real.runner.close()
     return rows
+
+
+def value(text: str) -> Any:
+    """A knob's: a number, or a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def smaller(work: Work) -> Work:

@@ -25,7 +25,7 @@ def fleet_of(load: AskedLoad, count: int, scaling: Scaling | None = None) -> Fle
     return Fleet(load, LIMITS, COSTS, count, scaling=scaling)
 
 
-@pytest.mark.parametrize("load", [made_load(400, samples=2), made_load(600, rate=300.0)], ids=["job", "arriving"])
+@pytest.mark.parametrize("load", [made_load(300, samples=2), made_load(400, rate=300.0)], ids=["job", "arriving"])
 def test_several_replicas_have_equal_shares(load: AskedLoad) -> None:
     fleet = fleet_of(load, 3)
     outcome = fleet.run()
@@ -45,7 +45,7 @@ def test_a_fork_group_is_shared_out() -> None:
 
 
 def test_twice_the_replicas_do_a_job_in_half_the_time() -> None:
-    load = made_load(1200, drawn=False)
+    load = made_load(800, drawn=False)
     one, two = (fleet_of(load, count).run().seconds for count in (1, 2))
     assert two == pytest.approx(one / 2, rel=0.1)
 
@@ -89,7 +89,7 @@ def test_from_no_replica_and_back() -> None:
 
 
 def test_more_work_more_replicas() -> None:
-    load = made_load(1500, rate=400.0, output=100)
+    load = made_load(1000, rate=400.0, output=100)
     fleet = fleet_of(load, 3, SCALING)
     outcome = fleet.run()
     assert max(count for _, count in fleet.counts) == 3

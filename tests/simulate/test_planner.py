@@ -26,7 +26,7 @@ def planner(engine: SimulatedEngine, *goals: str, few: int | None = None, **load
 
 
 def test_the_fewest_replicas_are_the_fewest(engine: SimulatedEngine) -> None:
-    asked = planner(engine, "ttft_p95=0.1", rate=300.0, seconds=2.0)
+    asked = planner(engine, "ttft_p95=0.1", rate=300.0, seconds=1.0)
     found = asked.fewest(64)
     assert not found.missed and found.replicas > 1
     assert asked.answer(found.replicas - 1).missed
@@ -61,7 +61,7 @@ def test_a_job_over_many_replicas_counts_each(engine: SimulatedEngine) -> None:
 
 
 def test_replicas_that_are_alike_have_the_same_times(engine: SimulatedEngine) -> None:
-    told = {"rate": 300.0, "seconds": 2.0}
+    told = {"rate": 300.0, "seconds": 1.5}
     all_of_them = planner(engine, few=8, **told).answer(8).figures
     some = planner(engine, few=4, **told).answer(8).figures
     assert some.output_rate == pytest.approx(all_of_them.output_rate, rel=0.1)

@@ -28,7 +28,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_file(tmp_path_factory.mktemp("table"), price=3.6)
 
 
-OPEN = ("--shape", "64x16", "--rate", 200, "--seconds", 3)
+OPEN = ("--shape", "64x16", "--rate", 200, "--seconds", 1)
 
 
 def test_a_table_for_people(table: Path) -> None:

@@ -23,7 +23,7 @@ from penstock.simulate.simulated_engine import SimulatedEngine
 FEW_OF_JOB, FEW_OF_SERVICE = 2, 4  # replicas that are simulated of many
 TURNS_OF_ROWS, EDGE_OF_ROWS = 8, 2  # samples of a job's replica that are simulated, and that its beginning and its end
 # take of them each: so many times its rows
-ALONE, APART = 48, 1e5  # requests that are asked one by one, and seconds between them
+ALONE, APART = 24, 1e5  # requests that are asked one by one, and seconds between them
 PATIENCE = 60.0  # seconds behind the last arrival, or so many times the longest goal, then what is open is given up
 PATIENT = 4.0
 

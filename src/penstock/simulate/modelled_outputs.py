@@ -23,7 +23,7 @@ class ModelledOutputs(OutputProcessor):
         tokens, rows = result.tokens, plan.rows
         drawn = tokens != NO_TOKEN
         taken = rows if drawn.all() else rows[drawn]
-        self.rows.read_length[taken] += np.int32(1)
+        self.rows.read_length[taken] = self.rows.read_length.take(taken) + np.int32(1)
         ended = rows[tokens == END]
         nothing = taken[:0].astype(np.int64)
         deltas = self._ends_of(ended)

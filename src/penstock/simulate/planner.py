@@ -37,6 +37,7 @@ class FleetAnswer:
     replicas: int
     simulated: int
     figures: FleetFigures
+    goals: Sequence[FleetGoal] = ()  # that were asked
     missed: list[tuple[FleetGoal, float]] = field(default_factory=list)
     counts: list[tuple[float, int]] = field(default_factory=list)  # when so many replicas were up, where that changes
 
@@ -63,7 +64,7 @@ class Planner:
         figures = self._job(replicas, simulated) if self.source.is_job else self._service(replicas, simulated, hurry)
         return FleetAnswer(
             engine=self.engine, told=self.source.told, replicas=replicas, simulated=simulated, figures=figures,
-            missed=self._missed(figures),
+            goals=self.goals, missed=self._missed(figures),
         )  # fmt: skip
 
     def scaled(self, scaling: Scaling) -> FleetAnswer:
@@ -73,7 +74,7 @@ class Planner:
         figures = self._figures(fleet.run(self._until(load.arrival[-1]), lambda now: self._watch(scaling.most, now)))
         return FleetAnswer(
             engine=self.engine, told=self.source.told, replicas=scaling.most, simulated=scaling.most, figures=figures,
-            missed=self._missed(figures), counts=fleet.counts,
+            goals=self.goals, missed=self._missed(figures), counts=fleet.counts,
         )  # fmt: skip
 
     def fewest(self, most: int) -> FleetAnswer:

@@ -74,7 +74,7 @@ def _cells(answer: FleetAnswer, price: float | None) -> dict[str, str]:
         if measure in figures.times:
             cells[f"{name} p50, p95"] = ", ".join(_seconds(figures.percentile(measure, p)) for p in SHOWN)
     if not figures.times:
-        cells["done in"] = duration(figures.seconds)
+        cells["done in"] = duration(figures.seconds) if figures.seconds >= 60 else _seconds(figures.seconds)
     if answer.counts:
         cells["replicas"] = f"{min(n for _, n in answer.counts)} to {max(n for _, n in answer.counts)}"
         cells["GPU hours"] = f"{figures.gpu_seconds / 3600:,.1f}"
@@ -83,9 +83,9 @@ def _cells(answer: FleetAnswer, price: float | None) -> dict[str, str]:
             f"${cost['cost']:,.2f}" if not figures.times or answer.counts else f"${cost['cost_hour']:,.2f}/h"
         )
         cells["$/M tokens"] = f"{cost['cost_million_tokens']:.3g}"
-    cells["goals"] = "missed: " + ", ".join(f"{goal.name} {_seconds(at)}" for goal, at in answer.missed)
-    if not answer.missed:
-        cells["goals"] = "kept"
+    if answer.goals:
+        missed = ", ".join(f"{goal.name} {_seconds(at)}" for goal, at in answer.missed)
+        cells["goals"] = f"missed: {missed}" if missed else "kept"
     return cells
 
 

@@ -49,6 +49,17 @@ def test_sinks_take_their_share_of_the_softmax(name, dtype):
     assert_close(attended(case, window, sinks), case.naive(window, sinks=sinks))
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_scores_are_capped(name, dtype):
+    from penstock.kernels.triton import attention as column
+
+    told, window = SMALL[name]
+    case = make_case(**told, loud=3.0, dtype=dtype)
+    there = on(case, "cuda")
+    got = attend(column, there.q, there.kv, there.inputs, there.scale, window, softcap=1.5).cpu()
+    assert_close(got, case.naive(window, softcap=1.5))
+
+
 @pytest.mark.parametrize("width", [32, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (6, 2), (4, 1), (14, 2), (8, 1), (16, 1)])
 def test_shapes(width, heads, kv_heads):

@@ -37,6 +37,14 @@ def test_sinks_take_their_share_of_the_softmax(name):
     assert_close(got, case.naive(window, sinks=sinks))
 
 
+@pytest.mark.parametrize("name", ["one row, split", "long prefixes, in parts", "groups and chunks", "window 20"])
+def test_scores_are_capped(name):
+    told, window = SMALL[name]
+    case = make_case(**told, loud=3.0)
+    got = attend(triton_attention, case.q, case.kv, case.inputs, case.scale, window, softcap=1.5)
+    assert_close(got, case.naive(window, softcap=1.5))
+
+
 def test_groups_with_a_window_are_refused():
     told, _ = SMALL["groups and chunks"]
     case = make_case(**told)

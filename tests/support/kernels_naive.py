@@ -6,7 +6,7 @@ Nothing here is shared with the kernels but the shapes: a mistake in one does no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,8 +47,9 @@ def stored(kv: Tensor, table: Tensor, positions: Tensor, kv_head: int, part: int
 
 
 def naive_attention_one(
-    q: Tensor, kv: Tensor, table: Tensor, position: int, scale: float, window: int | None, sinks: Tensor | None = None
-) -> Tensor:
+    q: Tensor, kv: Tensor, table: Tensor, position: int, scale: float, window: int | None, sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:  # fmt: skip
     """q [H, D] of the query at `position` over the tokens that it sees, and sinks [H] -> [H, D], fp64."""
     heads, kv_heads = q.shape[0], kv.shape[1]
     seen = torch.arange(0 if window is None else max(0, position - window + 1), position + 1)
@@ -56,6 +57,7 @@ def naive_attention_one(
     for head in range(heads):
         kv_head = head // (heads // kv_heads)
         scores = stored(kv, table, seen, kv_head, 0) @ q[head].double() * scale
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         weights = torch.exp(scores - scores.max())
         sunk = 0.0 if sinks is None else torch.exp(sinks[head].double() - scores.max())
         out.append((weights / (weights.sum() + sunk)) @ stored(kv, table, seen, kv_head, 1))
@@ -113,14 +115,11 @@ class Case:
     positions: list[int]  # of each token
     scale: float
 
-    def naive(self, window: int | None = None, only: list[int] | None = None, sinks: Tensor | None = None) -> Tensor:
+    def naive(self, window: int | None = None, only: list[int] | None = None, **more: Any) -> Tensor:
+        """more: sinks, softcap."""
         tokens = range(len(self.positions)) if only is None else only
-        return torch.stack(
-            [
-                naive_attention_one(self.q[t], self.kv, self.tables[t], self.positions[t], self.scale, window, sinks)
-                for t in tokens
-            ]
-        )
+        told = ((self.q[t], self.kv, self.tables[t], self.positions[t], self.scale, window) for t in tokens)
+        return torch.stack([naive_attention_one(*each, **more) for each in told])
 
 
 def make_case(
@@ -241,13 +240,13 @@ def kind_of(heads: int, kv_heads: int, width: int, scale: float, window: int | N
 
 def attend(
     column: Any, q: Tensor, kv: Tensor | LayerKv, inputs: StepInputs, scale: float, window: int | None = None,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None = None, softcap: float | None = None,
 ) -> Tensor:  # fmt: skip
     """One layer's attention by a column (an Ops, or a module with `plan` and `attention`), planned for it alone.
 
     kv: [blocks, Hkv, 2, 16, D], or in any form."""
     kv = LayerKv.plain(kv) if isinstance(kv, Tensor) else kv
-    kind = kind_of(q.shape[1], kv.kv_heads, q.shape[2], scale, window)
+    kind = replace(kind_of(q.shape[1], kv.kv_heads, q.shape[2], scale, window), softcap=softcap)
     reads = inputs.positions.numel() and not q.is_cuda  # the GPU's plan turns nothing, and may be captured
     most = int(inputs.positions.max()) + 1 if reads else 1
     turned = torch.zeros(most, 2, q.shape[2] // 2, device=q.device)

@@ -23,7 +23,7 @@ _GPU = "CPU, GPU"
 _EXPERTS = "experts wide or in float8; their GPU kernels are not measured yet"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
-    "gemma2": Served("Gemma 2", notes="on a GPU with --kernels reference: scores are capped"),
+    "gemma2": Served("Gemma 2"),
     "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
     "gemma3_text": Served("Gemma 3 270M, 1B"),
     "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", notes="experts in four bits (MXFP4) or wide; not measured yet"),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.errors import UsageError
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.decode import FEW_PROGRAMS, attend_rows
@@ -29,13 +28,7 @@ class KindPlan:
 
 
 def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
-    """Takes the buffers that layers of a kind share. UsageError for what the kernels don't compute."""
-    if kind.softcap is not None:
-        raise UsageError(
-            "the GPU's kernels don't cap attention's scores (attn_logit_softcapping): run this model by --kernels "
-            "reference, or on the CPU by --device cpu",
-            param="kernels",
-        )
+    """Takes the buffers that layers of a kind share."""
     decode = inputs.decode_for(kind.window) if inputs.rows else None
     prefix = None
     if decode is not None and decode.groups is not None:
@@ -59,17 +52,20 @@ def attention(
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()  # a view of a fused product has its heads side by side already
     if inputs.is_one_row:
-        return attend_one(q, kv, inputs, kind.scale, kind.window, sinks)
+        return attend_one(q, kv, inputs, kind.scale, kind.window, sinks, kind.softcap)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows, scale, window = inputs.rows, kind.scale, kind.window
     if (decode := plan.decode) is not None:
         if (groups := decode.groups) is not None and plan.prefix is not None:
-            attend_prefixes(q[:rows], kv, groups.start, groups.blocks, groups.length, scale, plan.prefix)
+            attend_prefixes(q[:rows], kv, groups.start, groups.blocks, groups.length, scale, plan.prefix, kind.softcap)
         attend_rows(
             q[:rows], kv, decode.rows, decode.table, decode.position, decode.skip, plan.prefix, scale, window,
-            decode.max_own, out[:rows], few_programs, sinks,
+            decode.max_own, out[:rows], few_programs, sinks, kind.softcap,
         )  # fmt: skip
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
-        attend_chunks(q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:], sinks)
+        attend_chunks(
+            q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:], sinks,
+            kind.softcap,
+        )  # fmt: skip
     return out

@@ -65,6 +65,7 @@ def _own(
     capacity,
     window,
     scale,
+    cap,
     splits,
     split_tokens,
     prefix_splits,
@@ -85,6 +86,7 @@ def _own(
     SPLIT: tl.constexpr,
     TOKENS: tl.constexpr,
     SINKS: tl.constexpr,
+    CAPPED: tl.constexpr,
     EIGHT: tl.constexpr,  # flash_loop.at_head's
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
@@ -139,7 +141,8 @@ def _own(
         table = blocks + row * stride_blocks
         state_max, state_sum, mixed = walk_row(
             turned(queries, EIGHT), state_max, state_sum, turned(mixed, EIGHT), at_keys, at_values, table, begin, last,
-            first, scale, stride_block, stride_values, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
+            first, scale, cap, stride_block, stride_values, CAPPED, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT,
+            PRECISION,
         )  # fmt: skip
         mixed = turned(mixed, EIGHT) / state_sum[:, None]
         if EIGHT > 0:
@@ -219,13 +222,14 @@ def attend_rows(
     out: Tensor,
     few_programs: int = FEW_PROGRAMS,
     sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> None:
     """q [S, H, D] over a layer's KV into out [S, H, D]: item i is row rows[i] of the tables.
 
     rows [S], block_table [rows, W] int32, position [S]: a query sees position + 1 tokens, at most W * 16, less the
     first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has left, stands for those.
     max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.   few_programs:
-    that few rows are cut into.   sinks: `ops.Attention`'s.
+    that few rows are cut into.   sinks: `ops.Attention`'s.   softcap: AttentionKind's.
     """
     count, heads, width = q.shape
     kv_heads = kv.kv_heads
@@ -244,12 +248,13 @@ def attend_rows(
     pad, early = max(16, triton.next_power_of_2(width)), has_pdl(q.device)
     _own[(count * kv_heads, splits)](
         q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks, out,
-        answer, lse, part, part_lse, block_table, rows, *step, *sizes, scale * LOG2_E, splits, split_tokens,
+        answer, lse, part, part_lse, block_table, rows, *step, *sizes, scale * LOG2_E,
+        (softcap or 1.0) * LOG2_E, splits, split_tokens,
         prefix_splits, q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
         pad, least_queries(heads // kv_heads, kv), skips, 1 if prefix_splits == 1 else MOST_PARTS,
-        PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, sinks is not None, kv.eight,
-        "ieee" if q.dtype == torch.float32 else "tf32", early, num_warps=warps, num_stages=stages,
-        launch_pdl=bool(early),
+        PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, sinks is not None,
+        softcap is not None, kv.eight, "ieee" if q.dtype == torch.float32 else "tf32", early,
+        num_warps=warps, num_stages=stages, launch_pdl=bool(early),
     )  # fmt: skip
     if splits > 1:
         _join[(count * heads,)](

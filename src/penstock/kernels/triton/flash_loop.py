@@ -90,6 +90,12 @@ def with_eight(queries, scale, EIGHT: tl.constexpr):
 
 
 @triton.jit
+def capped(scores, cap):
+    """cap * tanh(scores / cap), both in powers of two: what e's powers would give, times log2 e."""
+    return cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.8853900817779268 / cap))))
+
+
+@triton.jit
 def walk(
     q,  # [M, D]
     state_max,  # [M] float32, powers of two
@@ -103,8 +109,10 @@ def walk(
     position,  # [M] the queries' positions: a query sees tokens up to its own
     window,
     scale,
+    cap,
     stride_block,
     stride_values,
+    CAPPED: tl.constexpr,
     MASKED: tl.constexpr,  # False: every query sees every token, and TOKENS divides their number
     WINDOWED: tl.constexpr,
     TOKENS: tl.constexpr,  # a tile
@@ -142,6 +150,8 @@ def walk(
                 keys = tl.load(cell, mask=inside[None, :], other=0.0)
                 values = tl.load(beside, mask=inside[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        if CAPPED:
+            scores = capped(scores * scale, cap) / scale
         if MASKED:
             seen = stored[None, :] & (where[None, :] <= position[:, None])
             if WINDOWED:
@@ -200,7 +210,8 @@ def begun(sinks, query_head, there, QUERIES: tl.constexpr, WIDTH_PAD: tl.constex
 
 @triton.jit
 def attend_tile(
-    queries, state_max, state_sum, mixed, keys, values, stored, scale, EIGHT: tl.constexpr, PRECISION: tl.constexpr
+    queries, state_max, state_sum, mixed, keys, values, stored, scale, cap, CAPPED: tl.constexpr, EIGHT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of tokens that all queries of a row see: `walk_row`'s arguments, keys [T, D], values [T, D], stored [T].
 
@@ -209,6 +220,8 @@ def attend_tile(
     width 128 take 435 instructions, the other way 1,670)."""
     if EIGHT > 0:
         scores = tl.dot(keys.to(queries.dtype), queries, input_precision=PRECISION) * scale
+        if CAPPED:
+            scores = capped(scores, cap)
         scores = tl.where(stored[:, None], scores, -1e30)
         larger = tl.maximum(state_max, tl.max(scores, 0))
         weights = tl.exp2(scores - larger[None, :])
@@ -219,6 +232,8 @@ def attend_tile(
         mixed = tl.dot(values.to(wide), weights.to(wide), mixed, input_precision=PRECISION)
     else:
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        if CAPPED:
+            scores = capped(scores, cap)
         scores = tl.where(stored[None, :], scores, -1e30)
         larger = tl.maximum(state_max, tl.max(scores, 1))
         weights = tl.exp2(scores - larger[:, None])
@@ -242,8 +257,10 @@ def walk_row(
     last,  # one past the last token
     first,  # with a window: the first token that is seen
     scale,
+    cap,
     stride_block,
     stride_values,
+    CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     TOKENS: tl.constexpr,  # a tile
     WIDTH: tl.constexpr,
@@ -273,7 +290,7 @@ def walk_row(
             keys = tl.load(cell, mask=held, other=0.0)
             values = tl.load(beside, mask=held, other=0.0)
         state_max, state_sum, mixed = attend_tile(
-            queries, state_max, state_sum, mixed, keys, values, stored, scale, EIGHT, PRECISION
+            queries, state_max, state_sum, mixed, keys, values, stored, scale, cap, CAPPED, EIGHT, PRECISION
         )
     return state_max, state_sum, mixed
 

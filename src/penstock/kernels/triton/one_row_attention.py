@@ -101,10 +101,10 @@ def _join(
 )
 def _attend_one(
     q, cos_sin, positions, slots, keys, values, scales, sinks, part, part_lse, arrived, out, blocks, rows, length,
-    capacity, window, scale, stride_block, stride_blocks,
+    capacity, window, scale, cap, stride_block, stride_blocks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr,
     RATIO_PAD: tl.constexpr, RAW: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
-    SINKS: tl.constexpr, EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    SINKS: tl.constexpr, CAPPED: tl.constexpr, EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RAW: q is the product of qkv, nothing is rotated, and the new token's K and V are stored nowhere yet."""
     RATIO: tl.constexpr = HEADS // KV_HEADS
@@ -172,11 +172,11 @@ def _attend_one(
         has_sink = (query < RATIO) & (place == 0)
         state_max, state_sum, mixed = begun(sinks, query_head, has_sink, RATIO_PAD, WIDTH_PAD, SINKS)
         state_max, state_sum, mixed = attend_tile(
-            queries, state_max, state_sum, turned(mixed, EIGHT), k, v, stored, scale, EIGHT, PRECISION
+            queries, state_max, state_sum, turned(mixed, EIGHT), k, v, stored, scale, cap, CAPPED, EIGHT, PRECISION
         )
         state_max, state_sum, mixed = walk_row(
             queries, state_max, state_sum, mixed, at_keys, at_values, table, begin + TOKENS, last, first, scale,
-            stride_block, stride_values, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
+            cap, stride_block, stride_values, CAPPED, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         mixed = turned(mixed, EIGHT) / state_sum[:, None]
         if EIGHT > 0:
@@ -191,12 +191,13 @@ def _attend_one(
 
 
 def attend_one(
-    q: Tensor, kv: LayerKv, inputs: StepInputs, scale: float, window: int | None, sinks: Tensor | None = None
-) -> Tensor:
+    q: Tensor, kv: LayerKv, inputs: StepInputs, scale: float, window: int | None, sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:  # fmt: skip
     """q [1, H, D], rotated, over a layer's KV -> [1, H, D]. inputs.decode: the row, which stands alone; it sees
     length + 1 tokens (its new one is stored), with a window the last `window` of them."""
     assert q.stride()[1:] == (q.shape[2], 1)
-    return _launch(q, None, kv, inputs, q.shape[1], q.shape[2], scale, window, sinks)
+    return _launch(q, None, kv, inputs, q.shape[1], q.shape[2], scale, window, sinks, softcap)
 
 
 def rotate_and_attend_one(
@@ -204,12 +205,12 @@ def rotate_and_attend_one(
 ) -> Tensor:
     """qkv [1, (H + 2 Hkv) * D], as the product leaves it -> [1, H, D]: `rotary_and_store` and `attend_one` at once."""
     assert qkv.is_contiguous() and cos_sin.is_contiguous()
-    return _launch(qkv, cos_sin, kv, inputs, kind.heads, kind.width, kind.scale, kind.window, sinks)
+    return _launch(qkv, cos_sin, kv, inputs, kind.heads, kind.width, kind.scale, kind.window, sinks, kind.softcap)
 
 
 def _launch(
     q: Tensor, cos_sin: Tensor | None, kv: LayerKv, inputs: StepInputs, heads: int, width: int, scale: float,
-    window: int | None, sinks: Tensor | None,
+    window: int | None, sinks: Tensor | None, softcap: float | None,
 ) -> Tensor:  # fmt: skip
     decode = inputs.decode
     assert decode is not None and decode.groups is None
@@ -223,10 +224,12 @@ def _launch(
         q, *where, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks,
         part, lse, kv.arrived, out,
         decode.table, decode.rows, decode.length,
-        decode.table.shape[1] * 16, window or 0, scale * LOG2_E, kv.keys.stride(0), decode.table.stride(0), HEADS=heads,
+        decode.table.shape[1] * 16, window or 0, scale * LOG2_E, (softcap or 1.0) * LOG2_E, kv.keys.stride(0),
+        decode.table.stride(0), HEADS=heads,
         KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=max(16, triton.next_power_of_2(width)),
         RATIO_PAD=least_queries(heads // kv_heads, kv), RAW=cos_sin is not None, WINDOWED=window is not None,
-        TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, SINKS=sinks is not None, EIGHT=kv.eight,
+        TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, SINKS=sinks is not None,
+        CAPPED=softcap is not None, EIGHT=kv.eight,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=EARLY * can, num_warps=4, num_stages=2,
         launch_pdl=bool(can),
     )  # fmt: skip

@@ -33,6 +33,7 @@ def _prefill(
     tiles,
     window,
     scale,
+    cap,
     stride_q,
     stride_out,
     stride_block,
@@ -45,6 +46,7 @@ def _prefill(
     QUERIES: tl.constexpr,
     TOKENS: tl.constexpr,
     SINKS: tl.constexpr,
+    CAPPED: tl.constexpr,
     EIGHT: tl.constexpr,  # flash_loop.at_head's
     PRECISION: tl.constexpr,
 ):
@@ -77,15 +79,15 @@ def _prefill(
             clear = tl.minimum(clear, whole)
             state_max, state_sum, mixed = walk(
                 queries, state_max, state_sum, mixed, at_keys, at_values, table, edge, clear, position, window, scale,
-                stride_block, stride_values, True, True, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
+                cap, stride_block, stride_values, CAPPED, True, True, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
             )  # fmt: skip
         state_max, state_sum, mixed = walk(
             queries, state_max, state_sum, mixed, at_keys, at_values, table, clear, whole, position, window, scale,
-            stride_block, stride_values, False, False, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
+            cap, stride_block, stride_values, CAPPED, False, False, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         state_max, state_sum, mixed = walk(
             queries, state_max, state_sum, mixed, at_keys, at_values, table, whole, end, position, window, scale,
-            stride_block, stride_values, True, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
+            cap, stride_block, stride_values, CAPPED, True, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         cell = member.to(tl.int64)[:, None] * stride_out + query_head[:, None] * WIDTH + lane[None, :]
         mixed = mixed / state_sum[:, None]
@@ -104,12 +106,13 @@ def attend_chunks(
     window: int | None,
     out: Tensor,
     sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> None:
     """q [T, H, D] over a layer's KV into out [T, H, D]; tokens start[c] : start[c + 1] are chunk c's.
 
     start [chunks + 1], context [chunks] (position of a chunk's first token), block_table [chunks, W]: int32. A token
     sees its prompt's tokens up to itself, with a window the last `window` of them. A chunk may be empty.
-    sinks: `ops.Attention`'s.
+    sinks: `ops.Attention`'s. softcap: AttentionKind's.
     """
     count, heads, width = q.shape
     kv_heads, chunks = kv.kv_heads, context.shape[0]
@@ -118,10 +121,11 @@ def attend_chunks(
     tiles = count // (queries // ratio) + chunks
     _prefill[(tiles * kv_heads,)](
         q, kv.keys, kv.values, q if kv.scales is None else kv.scales, q if sinks is None else sinks, out, start,
-        context, block_table, chunks, tiles, window or 0, scale * LOG2_E,
+        context, block_table, chunks, tiles, window or 0, scale * LOG2_E, (softcap or 1.0) * LOG2_E,
         q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
-        max(16, triton.next_power_of_2(width)), window is not None, queries, tokens, sinks is not None, kv.eight,
-        "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
+        max(16, triton.next_power_of_2(width)), window is not None, queries, tokens, sinks is not None,
+        softcap is not None, kv.eight, "ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 

@@ -63,6 +63,7 @@ def _prefix(
     groups,
     splits,
     scale,
+    cap,
     stride_q,
     stride_block,
     stride_blocks,
@@ -76,6 +77,7 @@ def _prefix(
     PART_TOKENS: tl.constexpr,
     PART_TILE: tl.constexpr,
     EACH: tl.constexpr,
+    CAPPED: tl.constexpr,
     EIGHT: tl.constexpr,  # flash_loop.at_head's
     PRECISION: tl.constexpr,
 ):
@@ -105,12 +107,12 @@ def _prefix(
         last = tl.full([QUERIES], 2**30, tl.int32)
         whole = begin + (end - begin) // TOKENS * TOKENS
         state_max, state_sum, mixed = walk(
-            queries, state_max, state_sum, mixed, at_keys, at_values, table, begin, whole, last, 0, scale,
-            stride_block, stride_values, False, False, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
+            queries, state_max, state_sum, mixed, at_keys, at_values, table, begin, whole, last, 0, scale, cap,
+            stride_block, stride_values, CAPPED, False, False, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         state_max, state_sum, mixed = walk(
-            queries, state_max, state_sum, mixed, at_keys, at_values, table, whole, end, last, 0, scale,
-            stride_block, stride_values, True, False, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
+            queries, state_max, state_sum, mixed, at_keys, at_values, table, whole, end, last, 0, scale, cap,
+            stride_block, stride_values, CAPPED, True, False, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         place = (member.to(tl.int64) * HEADS + query_head) * splits + split
         tl.store(answer + place[:, None] * WIDTH + lane[None, :], mixed / state_sum[:, None], mask=mask)
@@ -118,8 +120,9 @@ def _prefix(
 
 
 def attend_prefixes(
-    q: Tensor, kv: LayerKv, start: Tensor, blocks: Tensor, length: Tensor, scale: float, state: PrefixState
-) -> None:
+    q: Tensor, kv: LayerKv, start: Tensor, blocks: Tensor, length: Tensor, scale: float, state: PrefixState,
+    softcap: float | None = None,
+) -> None:  # fmt: skip
     """q [S, H, D] over a layer's KV into `state`.
 
     start [G + 1], blocks [G, W], length [G] int32: rows start[g] : start[g + 1] see the first length[g] tokens of
@@ -132,10 +135,10 @@ def attend_prefixes(
     tiles = _tiles(rows, ratio, groups, width, q.dtype)
     _prefix[(tiles * kv_heads, state.splits)](
         q, kv.keys, kv.values, state.lse if kv.scales is None else kv.scales, state.answer, state.lse, start, blocks,
-        length, groups, state.splits, scale * LOG2_E,
+        length, groups, state.splits, scale * LOG2_E, (softcap or 1.0) * LOG2_E,
         q.stride(0), kv.keys.stride(0), blocks.stride(0), heads, kv_heads, width,
         max(16, triton.next_power_of_2(width)), queries, tokens, state.splits > 1, PART_TOKENS, PART_TILE, EACH,
-        kv.eight, "ieee" if q.dtype == torch.float32 else "tf32",
+        softcap is not None, kv.eight, "ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 

@@ -7,11 +7,9 @@ import asyncio
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,7 +24,7 @@ from batch_client import ROUTE, Asked, Results
 from fake_llm import FakeLLM, sample
 from fake_process import COMMAND
 from fake_runner import Orders, expected, write_orders
-from ray_head import free_ports, ray_environment, ray_head
+from ray_head import SLOW, free_ports, job_cluster
 from service import LETTERS, make_folder
 
 import penstock.jobs.ray_workers as room
@@ -44,7 +42,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray isn't installed: make packaging"),
 ]
 at_length = pytest.mark.skipif(not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability")
-JOB = Path(__file__).parents[1] / "support" / "ray_job.py"
+JOB = Path(__file__).parents[1] / "reliability" / "ray_job.py"
 
 
 @dataclass(frozen=True)
@@ -63,14 +61,8 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    folder = Path(tempfile.mkdtemp(prefix="pr-", dir="/tmp"))
-    (folder / "engines").mkdir()
-    environment = ray_environment(folder) | {"FAKE_ENGINES": str(folder / "engines")}
-    try:
-        with ray_head(folder / "ray", 8, environment) as address:
-            yield Cluster(address, folder, environment)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with job_cluster(8) as (address, folder, environment):
+        yield Cluster(address, folder, environment)
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +104,14 @@ def vouched(out: Path) -> int:
 
 
 def test_a_worker_and_the_driver_are_killed(cluster: Cluster, tmp_path: Path) -> None:
-    rows = [{"id": f"row-{i}", "prompt": f"prompt {i}", "n": 1 + i % 3} for i in range(300)]
+    rows = [{"id": f"row-{i}", "prompt": f"prompt {i}", "n": 1 + i % 3} for i in range(2000)]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
 
     def job() -> subprocess.Popen[str]:
         words = [sys.executable, str(JOB), cluster.address, str(source), str(out)]
         return subprocess.Popen(words, env={**os.environ, **cluster.environment}, stderr=subprocess.PIPE, text=True)
 
+    (cluster.folder / "engines" / SLOW).touch()  # a minute of work
     first = job()
     until(lambda: vouched(out) >= 30, first)
     os.kill(cluster.engines()[0], signal.SIGKILL)
@@ -127,11 +120,12 @@ def test_a_worker_and_the_driver_are_killed(cluster: Cluster, tmp_path: Path) ->
     until(lambda: vouched(out) > there, first)
     first.kill()
     first.communicate()
-    assert 30 < vouched(out) < 300
+    assert 30 < vouched(out) < 2000
+    (cluster.folder / "engines" / SLOW).unlink()
     second = job()
     assert "rows are done; going on" in second.communicate()[1] and second.returncode == 0
     run_file(source, tmp_path / "here.jsonl", Config(), lambda config: FakeLLM())
-    assert read(out) == read(tmp_path / "here.jsonl") and len(read(out)) == 300
+    assert read(out) == read(tmp_path / "here.jsonl") and len(read(out)) == 2000
     assert not list((cluster.folder / "home").iterdir())
 
 
@@ -149,12 +143,12 @@ def test_an_engine_that_hangs_or_raises_ends_its_actor(
     rows.append({"id": "half", "prompt": "a\ud800"})
     rows.append({"id": "many", "prompt": "x", "n": 2 * room.PIECE + 3, "seed": 1})  # three pieces, of both workers
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    outcome = run_file(source, out, Config(), on_ray(step_timeout=1.0))
+    outcome = run_file(source, out, Config(), on_ray(step_timeout=2.0))
     found = read(out)
     assert (outcome.done, outcome.failed) == (len(rows), 1) and "surrogate" in found["half"]["error"]
     assert [o["text"] for o in found["many"]["outputs"]] == [sample("x", 1, i).text for i in range(2 * room.PIECE + 3)]
     assert [found[i]["outputs"][0]["text"] for i in range(22)] == [sample(p, 7, 0).text for p in prompts]
-    assert capsys.readouterr().err.count("a worker died and is started again") == 2
+    assert capsys.readouterr().err.count("a worker died and is started again") >= 2
 
 
 @at_length
@@ -260,16 +254,24 @@ class FakeService:
         right = "".join(LETTERS[self.words.index(token)] for token in expected(prompt, tokens, self.words, number))
         return None if ended and text == right else f"{number}: {len(text)} of {tokens}, ended {ended}"
 
-    def streams(self, lengths: list[int], meanwhile: Callable[[], object] = lambda: None) -> list[str]:
-        """Streams of these lengths at once, and something beside them in a thread: what is wrong with each."""
+    def streams(
+        self, lengths: list[int], beside: Callable[[], object] = lambda: None, *, again: bool = False
+    ) -> list[str]:
+        """Streams of these lengths at once, and something beside them: what is wrong. again: until that is over."""
 
         async def all_of_them() -> list[str | None]:
-            limits = httpx.Limits(max_connections=None)
-            async with httpx.AsyncClient(timeout=120, limits=limits) as client:
-                beside = asyncio.create_task(asyncio.to_thread(meanwhile))
-                told = await asyncio.gather(*(self.stream(client, i, tokens) for i, tokens in enumerate(lengths)))
-                await beside
-                return told
+            async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None)) as client:
+                other = asyncio.create_task(asyncio.to_thread(beside))
+
+                async def one(number: int, tokens: int) -> list[str | None]:
+                    told = [await self.stream(client, number, tokens)]
+                    while again and not other.done():
+                        told.append(await self.stream(client, number, tokens))
+                    return told
+
+                told = await asyncio.gather(*(one(i, tokens) for i, tokens in enumerate(lengths)))
+                await other
+                return [fault for each in told for fault in each]
 
         return [fault for fault in asyncio.run(all_of_them()) if fault is not None]
 
@@ -277,9 +279,10 @@ class FakeService:
 def test_from_zero_and_back_under_load_no_stream_is_lost(served: FakeService) -> None:
     assert served.replicas() == 0
     assert served.streams([5]) == []  # the first answer has a replica started
-    # Four rows each, and 18 streams: some wait, so a second replica comes while the first is at work. The long one runs
-    # while one goes again.
-    assert served.streams([60] * 17 + [300], lambda: until(lambda: served.replicas() == 2)) == []
+    # Four rows each, and 18 streams: some wait, so a second replica comes while the first is at work.
+    assert served.streams([60] * 18, lambda: until(lambda: served.replicas() == 2), again=True) == []
+    # And goes beside one that runs.
+    assert served.streams([200], lambda: until(lambda: served.replicas() == 1), again=True) == []
     until(lambda: served.replicas() == 0)
 
 
@@ -287,7 +290,7 @@ def test_from_zero_and_back_under_load_no_stream_is_lost(served: FakeService) ->
 def test_a_dead_engine_is_replaced(served: FakeService) -> None:
     assert served.streams([3]) == []
     write_orders(served.folder, Orders(step_seconds=0.02, fault="exit", serial=1))
-    assert len(served.streams([3])) == 1  # it was at work on it
+    assert served.streams([3]) != []  # it was at work on it
     write_orders(served.folder, Orders(step_seconds=0.02, serial=1))
     until(lambda: served.streams([3]) == [])  # until it is gone it answers that it is going
 
@@ -301,9 +304,9 @@ def test_a_rolling_update_cuts_nothing(served: FakeService) -> None:
 
     served.begun.clear()
     assert served.streams([200, 100], update) == []  # begun by the old replica, under its name
-    assert served.streams([5])[0].startswith("0: 404")
+    until(lambda: [fault[:6] for fault in served.streams([5])] == ["0: 404"])
     deploy_on_ray(served.file, engine=COMMAND)
-    assert served.streams([5]) == []
+    until(lambda: served.streams([5]) == [])
 
 
 @at_length

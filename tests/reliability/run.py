@@ -36,6 +36,7 @@ import deaths
 import flood
 import fuzz_schema
 import large_batch
+import ray_kills
 import replica_kills
 import slow_readers
 import soak
@@ -213,6 +214,15 @@ PARTS = (
     Part(
         "faults survived", "build killed", "kill -9 at random points of each stage of a build, twice on its way",
         part(lambda folder, size: build_kills.run(folder, max(1, int(4 * size)))), timeless=True,
+    ),
+    Part(
+        "faults survived", "job on Ray killed", "kill -9 of a worker or the driver at 10 random moments",
+        part(lambda folder, size: ray_kills.run(folder, max(2, int(10 * size)))),
+    ),
+    Part(
+        "faults survived", "service on Ray",
+        "from zero and back under load, a rolling update, a dead engine, a batch that outlives its replica",
+        tests("deploy/test_ray.py"),
     ),
     Part(
         "faults survived", "disk fails",

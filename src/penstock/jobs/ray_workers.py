@@ -37,7 +37,7 @@ from penstock.llm import Finished, Prompt
 from penstock.ray_cluster import RayCluster, ray_cluster
 
 PIECE = 256  # samples of one prompt that go to one worker; its prefill is paid once a piece
-AHEAD = 1.25  # a worker has so many times its rows: some wait there for rows to come free
+AHEAD = 2  # a worker has so many times its rows: where all of them end at once, as many are there to take their places
 TURNS = 2  # a worker has in line: one runs, one waits
 PATIENCE = 30.0  # seconds from the first worker that is ready to a begin without the others
 MOST_DEATHS = 3  # of a worker in a row, without a sample between them
@@ -70,7 +70,7 @@ class WorkerSeat:
 
     @property
     def room(self) -> int:
-        return int(AHEAD * self.rows) - self.samples
+        return AHEAD * self.rows - self.samples
 
 
 class RayWorkers:

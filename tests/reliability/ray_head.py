@@ -5,17 +5,20 @@ environment of this one, so what a test's workers read from it is given here."""
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from penstock.deploy.run_ray import serve_environment
 
-SUPPORT = Path(__file__).parent
-SOURCES = SUPPORT.parents[1] / "src"
+SLOW = "slow"  # a file in FAKE_ENGINES: as long as it is there, jobs' samples take a while
+HERE = Path(__file__).parent
+ON_PATH = (HERE.parents[1] / "src", HERE.parent / "support", HERE)
 
 
 def ray_environment(folder: Path) -> dict[str, str]:
@@ -34,7 +37,7 @@ def ray_environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "HOME": str(places["HOME"]), "TMPDIR": str(places["TMPDIR"]), "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-        "PYTHONPATH": os.pathsep.join([str(SOURCES), str(SUPPORT)]),
+        "PYTHONPATH": os.pathsep.join(map(str, ON_PATH)),
     }  # fmt: skip
 
 
@@ -45,6 +48,19 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def job_cluster(cores: int) -> Iterator[tuple[str, Path, dict[str, str]]]:
+    """A cluster for ray_job.py: its address, its folder, gone at the end, and what its drivers begin with."""
+    folder = Path(tempfile.mkdtemp(prefix="pr-", dir="/tmp"))  # sockets want a short path
+    try:
+        (folder / "engines").mkdir()
+        environment = ray_environment(folder) | {"FAKE_ENGINES": str(folder / "engines")}
+        with ray_head(folder / "ray", cores, environment) as address:
+            yield address, folder, environment
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

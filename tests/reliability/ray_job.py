@@ -1,8 +1,9 @@
 """A job on Ray with engines that compute nothing: for tests that kill its workers and its driver.
 
-    python ray_job.py ADDRESS IN OUT
+    python ray_job.py ADDRESS IN OUT      (`here` for an address: without Ray, what has to come out)
 
-A worker writes its process's number into the folder FAKE_ENGINES, which its cluster's environment has."""
+A worker writes its process's number into the folder FAKE_ENGINES, which its cluster's environment has. While a file
+`slow` is in it, samples take a while: so a kill comes amid the work, however late it comes."""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from fake_llm import FakeLLM
+from ray_head import SLOW
 
 from penstock.config import Config
+from penstock.jobs.open_llm import OpenLLM
 from penstock.jobs.ray_workers import RayWorkers
 from penstock.jobs.run import run_file
 from penstock.llm import Finished, Prompt
@@ -27,10 +30,21 @@ def engines() -> Path:
     return Path(os.environ["FAKE_ENGINES"])
 
 
-def open_slow(config: Config) -> FakeLLM:
-    """An engine whose samples take a while."""
+class Paced(FakeLLM):
+    """One whose samples take SAMPLE_SECONDS, or no time, as the folder says."""
+
+    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+        def looked() -> None:
+            self.delay = SAMPLE_SECONDS if (engines() / SLOW).exists() else 0.0
+            after_step()
+
+        looked()
+        return super().stream(prompts, after_step=looked)
+
+
+def open_paced(config: Config) -> Paced:
     (engines() / str(os.getpid())).touch()
-    return FakeLLM(delay=SAMPLE_SECONDS)
+    return Paced()
 
 
 class Faulty(FakeLLM):
@@ -57,5 +71,5 @@ def open_faulty(config: Config) -> Faulty:
 
 if __name__ == "__main__":
     address, source, out = sys.argv[1:]
-    on_ray = partial(RayWorkers, address=address, workers=2, open_engine=open_slow)
-    run_file(Path(source), Path(out), Config(), on_ray)
+    on_ray: OpenLLM = partial(RayWorkers, address=address, workers=2, open_engine=open_paced)
+    run_file(Path(source), Path(out), Config(), (lambda config: FakeLLM()) if address == "here" else on_ray)

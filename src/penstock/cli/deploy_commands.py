@@ -154,6 +154,9 @@ def ray(
     ] = False,
     tool_call_parser: Annotated[str | None, typer.Option(help="As serve's: how calls are written.")] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="As serve's: keep what the model thinks apart.")] = None,
+    startup_timeout: Annotated[
+        float, typer.Option(help="Seconds after which a start is given up and tried anew.")
+    ] = 900.0,
     shutdown_timeout: Annotated[
         float, typer.Option(help="Seconds that running requests get at a replica's end.")
     ] = 60.0,
@@ -181,10 +184,11 @@ def ray(
     deployment = RayDeployment(
         name=name, served_model_name=served_model_name, cpus=cpus, min_replicas=min_replicas,
         max_replicas=max_replicas, target_seconds=target_seconds, upscale_delay=upscale_delay,
-        downscale_delay=downscale_delay, host=host, api_key_file=_whole_path(api_key_file), allow_no_key=allow_no_key,
-        allowed_hosts=tuple(allowed_host or ()), state_dir=_whole_path(state_dir), shutdown_timeout=shutdown_timeout,
-        step_timeout=step_timeout, enable_auto_tool_choice=enable_auto_tool_choice,
-        tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser, knobs=knobs,
+        downscale_delay=downscale_delay, host=host, api_key_file=_whole_path(api_key_file),
+        allow_no_key=allow_no_key, allowed_hosts=tuple(allowed_host or ()), state_dir=_whole_path(state_dir),
+        startup_timeout=startup_timeout, shutdown_timeout=shutdown_timeout, step_timeout=step_timeout,
+        enable_auto_tool_choice=enable_auto_tool_choice, tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser, knobs=knobs,
     )  # fmt: skip
     file = ServeFile(deployment, port, route_prefix)
     if out is None:

@@ -53,6 +53,7 @@ class RayDeployment:
     enable_auto_tool_choice: bool = False  # these three as `penstock serve` has them
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    startup_timeout: float = 900.0
     shutdown_timeout: float = 60.0
     step_timeout: float = STEP_TIMEOUT
     knobs: dict[str, Any] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class RayDeployment:
 
     def _check_numbers(self) -> None:
         least = {"cpus": 0.0, "min_replicas": 0, "target_seconds": 0.1, "upscale_delay": 0.0, "downscale_delay": 0.0}
-        for what, low in {**least, "shutdown_timeout": 0.0, "step_timeout": 1.0}.items():
+        for what, low in {**least, "startup_timeout": 1.0, "shutdown_timeout": 0.0, "step_timeout": 1.0}.items():
             value = getattr(self, what)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < inf:
                 raise UsageError(f"{what} must be a number from {low:g} on, not {value!r}", param=what)

@@ -24,6 +24,8 @@ from penstock.server.process.site import LAST_WORDS, LOOK_EVERY, Site, opened_ap
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from penstock.engine.async_client import AsyncClient
+
 EVERYWHERE = "0.0.0.0"  # what a replica takes for granted of Serve's address where nothing is said of it
 
 
@@ -43,7 +45,7 @@ class ServeReplica:
         deployment = self._deployment
         site = site_of(deployment)
         state = self._open.enter_context(opened(deployment.state_dir))
-        self._client = await launch(deployment.config, self._engine, deployment.step_timeout)
+        self._client = await self._launch()
         self._open.push_async_callback(self._client.close)
         app, self._service, manager = await self._open.enter_async_context(opened_app(self._client, site, state=state))
         if manager is not None:
@@ -53,6 +55,17 @@ class ServeReplica:
         self._open.enter_context(rare_collections())
         self._watching = asyncio.create_task(self._watch())
         return app
+
+    async def _launch(self) -> AsyncClient:
+        """Raises EngineError where it takes too long, and what `launch` raises: then Serve tries anew."""
+        deployment = self._deployment
+        try:
+            async with asyncio.timeout(deployment.startup_timeout):
+                return await launch(deployment.config, self._engine, deployment.step_timeout)
+        except TimeoutError as error:
+            raise EngineError(
+                f"the engine was not ready after {deployment.startup_timeout:g} s: raise startup_timeout"
+            ) from error
 
     def check_health(self) -> None:
         """Raises EngineError where the engine is dead."""

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -226,7 +226,6 @@ class FakeService:
     folder: Path
     words: list[int]
     file: ServeFile
-    begun: list[int] = field(default_factory=list)  # streams that have told something
 
     def replicas(self) -> int:
         """How many serve."""
@@ -247,7 +246,6 @@ class FakeService:
                 async for line in answer.aiter_lines():
                     ended = ended or line == "data: [DONE]"
                     if line.startswith("data: {") and "choices" in (event := json.loads(line[6:])):
-                        self.begun.extend([] if text else [number])
                         text += event["choices"][0]["text"]
         except httpx.HTTPError as error:
             return f"{number}: {type(error).__name__} after {len(text)} of {tokens}"
@@ -284,29 +282,6 @@ def test_from_zero_and_back_under_load_no_stream_is_lost(served: FakeService) ->
     # And goes beside one that runs.
     assert served.streams([200], lambda: until(lambda: served.replicas() == 1), again=True) == []
     until(lambda: served.replicas() == 0)
-
-
-@at_length
-def test_a_dead_engine_is_replaced(served: FakeService) -> None:
-    assert served.streams([3]) == []
-    write_orders(served.folder, Orders(step_seconds=0.02, fault="exit", serial=1))
-    assert served.streams([3]) != []  # it was at work on it
-    write_orders(served.folder, Orders(step_seconds=0.02, serial=1))
-    until(lambda: served.streams([3]) == [])  # until it is gone it answers that it is going
-
-
-@at_length
-def test_a_rolling_update_cuts_nothing(served: FakeService) -> None:
-    def update() -> None:
-        until(lambda: len(served.begun) == 2)
-        args = {**served.file.deployment.args(), "served_model_name": "renamed"}
-        deploy_on_ray(ServeFile(RayDeployment.of(args), served.file.port), engine=COMMAND)
-
-    served.begun.clear()
-    assert served.streams([200, 100], update) == []  # begun by the old replica, under its name
-    until(lambda: [fault[:6] for fault in served.streams([5])] == ["0: 404"])
-    deploy_on_ray(served.file, engine=COMMAND)
-    until(lambda: served.streams([5]) == [])
 
 
 @at_length

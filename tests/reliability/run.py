@@ -221,7 +221,7 @@ PARTS = (
     ),
     Part(
         "faults survived", "service on Ray",
-        "from zero and back under load, a rolling update, a dead engine, a batch that outlives its replica",
+        "from zero and back under load, a batch that outlives its replica, a start that fails",
         tests("deploy/test_ray.py"),
     ),
     Part(

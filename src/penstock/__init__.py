@@ -8,11 +8,13 @@ if TYPE_CHECKING:
     from penstock.config import Config
     from penstock.errors import PenstockError
     from penstock.llm import LLM
+    from penstock.llm.async_llm import AsyncLLM
     from penstock.request import CompletionOutput, RequestOutput, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "Config",
     "PenstockError",
@@ -24,6 +26,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "penstock.llm",
+    "AsyncLLM": "penstock.llm.async_llm",
     "CompletionOutput": "penstock.request",
     "Config": "penstock.config",
     "PenstockError": "penstock.errors",

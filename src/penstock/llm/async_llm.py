@@ -1,0 +1,141 @@
+"""AsyncLLM: the engine for who has an event loop of their own: each request an async iterator, answers as they grow.
+
+    async with AsyncLLM("folder-or-hub-id") as llm:
+        async for out in llm.generate("Question: ...", SamplingParams(max_tokens=64)):
+            print(out.outputs[0].text)
+
+The engine runs in a process of its own (several with data_parallel_size). It knows clients and outputs; no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Config
+from penstock.engine.control import PREFIX_CACHE, WEIGHTS, Mode
+from penstock.errors import EngineError, UsageError
+from penstock.llm.inputs import AnyPrompt, as_list, token
+from penstock.request import CompletionOutput, Delta, RequestOutput, SamplingParams
+from penstock.vllm_arguments import engine_knobs
+
+if TYPE_CHECKING:
+    from penstock.engine.replica_set import EngineClient
+    from penstock.engine.request_stream import Stream
+
+
+class AsyncLLM:
+    """A model behind an event loop. The knobs are LLM's. It starts with `start`, or the first request."""
+
+    def __init__(self, model: str = "demo", **knobs: Any) -> None:
+        own, told = engine_knobs(str(model), knobs)
+        for line in told:
+            print(f"penstock: {line}", file=sys.stderr)
+        self.config = Config.of(**own)
+        self._starting: asyncio.Task[EngineClient] | None = None
+        self._streams: dict[str, Stream] = {}
+        self._numbers = itertools.count()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Waits until the engine is ready. Raises what it raised while it loaded."""
+        await self._ready()
+
+    async def generate(
+        self, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the request's output each time that it has grown, whole each time, the last one `finished`. Who stops
+        reading ends the request. Raises UsageError for what can't run, EngineError where the engine is gone."""
+        listed = as_list(prompt)
+        if len(listed) != 1:
+            raise UsageError(f"generate takes one prompt, and this is {len(listed)}: call it for each", param="prompt")
+        given = listed[0]
+        client = await self._ready()
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if isinstance(given, str):
+            if client.tokenizer is None:
+                raise UsageError("a text prompt needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
+            ids = client.tokenizer.encode_prompt(given, client.facts.max_model_len)
+        else:
+            ids = [token(each) for each in given]
+        name = str(next(self._numbers)) if request_id is None else request_id
+        if name in self._streams:
+            raise UsageError(f"request_id {name!r} is under way: give each request its own", param="request_id")
+        self._streams[name] = stream = client.submit(ids, params, stream=True)
+        out = RequestOutput(name, given if isinstance(given, str) else None, ids, finished=False)
+        made: dict[int, CompletionOutput] = {}
+        try:
+            async for deltas in stream:
+                for delta in deltas:
+                    _add(made, delta)
+                out.num_cached_tokens = stream.asked.num_cached_tokens
+                out.prompt_logprobs = stream.asked.prompt_logprobs
+                out.finished = len(made) == params.n and all(each.finish_reason for each in made.values())
+                out.error = next((delta.error for delta in deltas if delta.error), out.error)
+                yield replace(out, outputs=[replace(made[index]) for index in sorted(made)])
+        finally:
+            self._streams.pop(name, None)
+            stream.cancel()
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; who reads it sees its end. Nothing for one that isn't under way."""
+        if (stream := self._streams.get(request_id)) is not None:
+            stream.cancel()
+
+    async def update_weights(self, model_path: str, *, weights_version: str | None = None, mode: Mode = "wait") -> None:
+        """Puts other weights in the model's place, as POST /update_weights does. Raises PenstockError."""
+        await (await self._ready()).control(WEIGHTS, mode=mode, folder=model_path, version=weights_version)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Has no prompt that comes find what was computed so far. Returns that it is so."""
+        await (await self._ready()).control(PREFIX_CACHE, mode="keep")
+        return True
+
+    async def shutdown(self) -> None:
+        """Ends the engine; requests under way get an EngineError. Twice is once."""
+        self._closed = True
+        if self._starting is not None:
+            with suppress(Exception):  # a start that failed was told to who waited for it
+                await (await self._starting).close()
+            self._starting = None
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    async def _ready(self) -> EngineClient:
+        if self._closed:
+            raise EngineError("this AsyncLLM is shut down: make a new one")
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._launch())
+        return await asyncio.shield(self._starting)
+
+    async def _launch(self) -> EngineClient:
+        if self.config.parallel.data_parallel_size > 1:
+            from penstock.engine.launch_replicas import launch_replicas
+
+            return await launch_replicas(self.config)
+        from penstock.engine.launch import launch
+
+        return await launch(self.config)
+
+
+def _add(made: dict[int, CompletionOutput], delta: Delta) -> None:
+    """Adds a delta to its sample."""
+    out = made.setdefault(delta.index, CompletionOutput(delta.index, "", []))
+    out.text += delta.text
+    out.token_ids = out.token_ids + delta.token_ids
+    out.finish_reason, out.stop_reason = delta.finish_reason, delta.stop_reason
+    if delta.logprobs is not None:
+        out.logprobs = [*(out.logprobs or []), *delta.logprobs]

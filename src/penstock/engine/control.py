@@ -80,5 +80,5 @@ class ControlQueue:
         try:
             self._work[word.what](word)
         except PenstockError as error:
-            return client, Controlled(word.number, Refused(-1, type(error).__name__, str(error), error.param))
+            return client, Controlled(word.number, Refused.of(-1, error))
         return client, Controlled(word.number)

@@ -33,6 +33,10 @@ class Refused:
     message: str
     param: str | None
 
+    @classmethod
+    def of(cls, request_id: int, error: PenstockError) -> Refused:
+        return cls(request_id, type(error).__name__, str(error), error.param)
+
 
 class Engine:
     """A scheduler and a runner, turned by step(). `limit`: where it is known what the hardware can do at most.
@@ -69,7 +73,7 @@ class Engine:
             else:
                 self.scheduler.submit(request, Grammars.factory(self.grammars, request.sampling))
         except PenstockError as error:
-            return Refused(request.request_id, type(error).__name__, str(error), error.param)
+            return Refused.of(request.request_id, error)
         except Exception:
             if request.request_id in self.scheduler.live:
                 raise  # it was half taken in: the columns are not to be trusted any more

@@ -84,7 +84,7 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
         later = [] if words else later
         pause = (COMPILE_LOOK if compiling.waiting else -1) if idle and not words else 0
         for word in [*words, *end.receive(pause)]:
-            if controls.waiting and is_of_waiting(word, later):
+            if controls.waiting and _is_of_waiting(word, later):
                 later.append(word)
             elif isinstance(word, ControlOf):
                 controls.put(word.client, word.control)
@@ -124,7 +124,7 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
             end.send_up(StepOutputs(deltas, refused, stats))
 
 
-def is_of_waiting(word: Heard, later: list[Heard]) -> bool:
+def _is_of_waiting(word: Heard, later: list[Heard]) -> bool:
     """Whether a word waits behind what is to be done between steps: a request, and what ends one that does."""
     if isinstance(word, Cancel):
         return any(isinstance(held, Ask) and held.request.request_id == word.request_id for held in later)

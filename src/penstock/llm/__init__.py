@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
-from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, params_for, token
+from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, ids_of, needed, params_for
 from penstock.llm.outputs import collect, output_of
 from penstock.request import Delta, Request, RequestOutput, SamplingParams
 from penstock.status_line import Bar
@@ -170,7 +170,7 @@ class LLM:
         `batch_decode` and more. Raises UsageError with skip_tokenizer_init."""
         from penstock.llm.hf_tokenizer import HfTokenizer
 
-        return HfTokenizer.over(self._needs_tokenizer("get_tokenizer"), lambda job: self._chat_sandbox().run(job))
+        return HfTokenizer.over(needed(self._tokenizer, "get_tokenizer"), lambda job: self._chat_sandbox().run(job))
 
     def update_weights(self, model_path: str | Path, *, weights_version: str | None = None) -> None:
         """Puts the weights of a folder in the place of the model's, made into the scheme that it has; nothing that was
@@ -246,24 +246,16 @@ class LLM:
             )
             done = self._chat_sandbox().run(job)
             return done.ids[0], replace(prompt, prompt=done.text)
-        if isinstance(prompt.prompt, str):
-            encode = self._needs_tokenizer("a text prompt").encode_prompt
-            return encode(prompt.prompt, self.facts.max_model_len), prompt
         if prompt.prompt is None:
             raise UsageError("a prompt needs `prompt` or `messages`", param="prompt")
-        return [token(t) for t in prompt.prompt], prompt
+        return ids_of(prompt.prompt, self._tokenizer, self.facts.max_model_len), prompt
 
     def _chat_sandbox(self) -> Sandbox:
         """The process that renders chats, started for the first, and again where one of them ended it."""
         if self._sandbox is None or not self._sandbox.usable:
-            self._sandbox = Sandbox.open(self._needs_tokenizer("chat"), self.facts.max_model_len)
+            self._sandbox = Sandbox.open(needed(self._tokenizer, "chat"), self.facts.max_model_len)
             weakref.finalize(self, self._sandbox.close)
         return self._sandbox
-
-    def _needs_tokenizer(self, what: str) -> Tokenizer:
-        if self._tokenizer is None:
-            raise UsageError(f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
-        return self._tokenizer
 
     def _deltas(
         self, prompts: Iterable[Prompt], after_step: Callable[[], object] | None = None

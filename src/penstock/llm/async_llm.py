@@ -13,15 +13,14 @@ import asyncio
 import itertools
 import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.engine.control import PREFIX_CACHE, WEIGHTS, Mode
-from penstock.errors import EngineError, UsageError
-from penstock.llm.inputs import AnyPrompt, as_list, token
+from penstock.errors import EngineError, PenstockError, UsageError
+from penstock.llm.inputs import AnyPrompt, as_list, ids_of
 from penstock.request import CompletionOutput, Delta, RequestOutput, SamplingParams
 from penstock.vllm_arguments import engine_knobs
 
@@ -58,12 +57,7 @@ class AsyncLLM:
         given = listed[0]
         client = await self._ready()
         params = SamplingParams() if sampling_params is None else sampling_params
-        if isinstance(given, str):
-            if client.tokenizer is None:
-                raise UsageError("a text prompt needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
-            ids = client.tokenizer.encode_prompt(given, client.facts.max_model_len)
-        else:
-            ids = [token(each) for each in given]
+        ids = ids_of(given, client.tokenizer, client.facts.max_model_len)
         name = str(next(self._numbers)) if request_id is None else request_id
         if name in self._streams:
             raise UsageError(f"request_id {name!r} is under way: give each request its own", param="request_id")
@@ -100,10 +94,14 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """Ends the engine; requests under way get an EngineError. Twice is once."""
         self._closed = True
-        if self._starting is not None:
-            with suppress(Exception):  # a start that failed was told to who waited for it
-                await (await self._starting).close()
-            self._starting = None
+        starting, self._starting = self._starting, None
+        if starting is None:
+            return
+        try:
+            client = await starting
+        except PenstockError:
+            return  # it never ran, and who waited for it was told why
+        await client.close()
 
     async def __aenter__(self) -> AsyncLLM:
         await self.start()
@@ -118,17 +116,10 @@ class AsyncLLM:
         if self._closed:
             raise EngineError("this AsyncLLM is shut down: make a new one")
         if self._starting is None:
-            self._starting = asyncio.ensure_future(self._launch())
+            from penstock.engine.launch_engines import launch_engines
+
+            self._starting = asyncio.ensure_future(launch_engines(self.config))
         return await asyncio.shield(self._starting)
-
-    async def _launch(self) -> EngineClient:
-        if self.config.parallel.data_parallel_size > 1:
-            from penstock.engine.launch_replicas import launch_replicas
-
-            return await launch_replicas(self.config)
-        from penstock.engine.launch import launch
-
-        return await launch(self.config)
 
 
 def _add(made: dict[int, CompletionOutput], delta: Delta) -> None:

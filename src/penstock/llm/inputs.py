@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UsageError
 from penstock.request import CompletionOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
 
 TextOrIds = str | Sequence[int]
 AnyPrompt = TextOrIds | dict[str, Any]  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
@@ -79,6 +82,20 @@ def params_for(
     if len(params) != len(prompts):
         raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling_params: give one, or one for each prompt")
     return list(params)
+
+
+def ids_of(prompt: TextOrIds, tokenizer: Tokenizer | None, limit: int) -> list[int]:
+    """Returns a prompt's ids for a context of `limit` tokens. Raises UsageError, ContextLengthError, TokenizerError."""
+    if isinstance(prompt, str):
+        return needed(tokenizer, "a text prompt").encode_prompt(prompt, limit)
+    return [token(each) for each in prompt]
+
+
+def needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
+    """Raises UsageError where there is none."""
+    if tokenizer is None:
+        raise UsageError(f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
+    return tokenizer
 
 
 def token(value: Any) -> int:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -14,6 +16,11 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL
 
 JSON = "application/json"
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """Returns a small answer."""
+    return Response(msgspec.json.encode(content), status_code=status, media_type=JSON)
 
 
 class Yielder:

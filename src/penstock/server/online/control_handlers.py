@@ -15,7 +15,7 @@ from penstock.engine.control import PREFIX_CACHE, WEIGHTS
 from penstock.errors import CheckpointError
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import key_of
-from penstock.server.online.buffered import JSON
+from penstock.server.online.buffered import json_response
 from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import HttpError
 
@@ -43,26 +43,26 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
         await state.client.control(WEIGHTS, **how)
     except CheckpointError as error:  # of the folder, not of this server
         raise HttpError(str(error), param="model_path") from error
-    return _json({"success": True, "weights_version": state.client.weights_version})
+    return json_response({"success": True, "weights_version": state.client.weights_version})
 
 
 async def post_reset_prefix_cache(state: AppState, request: Request) -> Response:
     """POST /reset_prefix_cache: no prompt that comes finds what was computed so far. Raises PenstockError."""
     _check_admin(request, "empty caches")
     await state.client.control(PREFIX_CACHE, mode="keep")
-    return _json({"success": True})
+    return json_response({"success": True})
 
 
 async def get_weights_version(state: AppState, request: Request) -> Response:
     """GET /weights_version: of the answers that begin now."""
-    return _json({"weights_version": state.client.weights_version})
+    return json_response({"weights_version": state.client.weights_version})
 
 
 async def post_restart(state: AppState, request: Request) -> Response:
     """POST /admin/restart: all replicas, one at a time. Raises UsageError where there is one alone, HttpError."""
     _check_admin(request, "restart replicas")
     state.client.restart()
-    return _json({"restarting": len(state.client.each())})
+    return json_response({"restarting": len(state.client.each())})
 
 
 def _check_admin(request: Request, what: str) -> None:
@@ -70,7 +70,3 @@ def _check_admin(request: Request, what: str) -> None:
     if key is not None and not key.admin:
         message = f"this key may not {what}: give it `admin = true` in the API key file"
         raise HttpError(message, status=403, code="not_an_admin")
-
-
-def _json(content: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type=JSON)

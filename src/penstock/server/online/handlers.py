@@ -145,11 +145,7 @@ async def _post(
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
-            client, turn = state.client, state.limits.turn_ids
-            tools = PromptTools(
-                client.facts, client.tokenizer, work.in_sandbox, work.in_thread, turn, state.parsers, state.forms
-            )
-            call = await make_call(form, tools)
+            call = await make_call(form, work.prompt_tools)
             del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
             call.tenant = NO_TENANT if key is None else key.number
             ticket.adjust(call.size)
@@ -181,6 +177,15 @@ class RequestWork:
 
     def __init__(self, state: AppState, request: Request, ticket: Ticket, deadline: float | None) -> None:
         self.state, self.request, self.ticket, self.deadline = state, request, ticket, deadline
+
+    @property
+    def prompt_tools(self) -> PromptTools:
+        """What the request's body is made into ids with."""
+        state, client = self.state, self.state.client
+        return PromptTools(
+            client.facts, client.tokenizer, self.in_sandbox, self.in_thread, state.limits.turn_ids, state.parsers,
+            state.forms,
+        )  # fmt: skip
 
     def while_client_stays(self, work: Awaitable[Result]) -> Awaitable[Result]:
         """Runs `work`; raises as until_gone."""

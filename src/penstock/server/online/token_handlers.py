@@ -6,17 +6,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import key_of
-from penstock.server.online.buffered import JSON
+from penstock.server.online.buffered import json_response
 from penstock.server.online.handlers import RequestWork
 from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError, check_model
-from penstock.server.openai.prompt_ids import LONG_TEXT, PromptTools, chat_prompt
+from penstock.server.openai.prompt_ids import LONG_TEXT, chat_prompt
 from penstock.server.openai.token_forms import read_detokenize, read_tokenize
 from penstock.server.openai.translate import size_of
 
@@ -38,15 +37,14 @@ async def post_tokenize(state: AppState, request: Request) -> Response:
         ticket = state.request_limits.acquire(key, *size_of(form))
         try:
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
-            tools = PromptTools(facts, tokenizer, work.in_sandbox, work.in_thread, state.limits.turn_ids, state.parsers)
             if isinstance(form, ChatForm):
-                ids = (await chat_prompt(form, tools)).ids
+                ids = (await chat_prompt(form, work.prompt_tools)).ids
             else:
                 ids = await _ids_of(str(form.prompt), form.add_special_tokens is not False, tokenizer, work)
         finally:
             ticket.release()
     spelt = [tokenizer.token_text(token) for token in ids] if asked.spelt else None
-    return _json({"count": len(ids), "max_model_len": facts.max_model_len, "tokens": ids, "token_strs": spelt})
+    return json_response({"count": len(ids), "max_model_len": facts.max_model_len, "tokens": ids, "token_strs": spelt})
 
 
 async def _ids_of(text: str, special: bool, tokenizer: Tokenizer, work: RequestWork) -> list[int]:
@@ -67,7 +65,7 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
         model, ids = read_detokenize(body, state.client.facts.vocab_size, state.limits)
         check_model(model, state.model)
         text = tokenizer.decode(ids, skip_special_tokens=False)
-    return _json({"prompt": text})
+    return json_response({"prompt": text})
 
 
 async def get_tokenizer_info(state: AppState, request: Request) -> Response:
@@ -80,14 +78,10 @@ async def get_tokenizer_info(state: AppState, request: Request) -> Response:
         "chat_template": tokenizer.chat_template,
         **tokenizer.special_tokens,
     }
-    return _json(told)
+    return json_response(told)
 
 
 def _tokenizer(state: AppState) -> Tokenizer:
     if state.client.tokenizer is None:
         raise HttpError("this server has no tokenizer: start it without --skip-tokenizer-init", status=404)
     return state.client.tokenizer
-
-
-def _json(content: Any) -> Response:
-    return Response(msgspec.json.encode(content), media_type=JSON)

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from functools import cache, partial, wraps
 from typing import IO, Any
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -27,7 +26,7 @@ from penstock.server.online.access_log import AccessLog
 from penstock.server.online.active_call import ClientGoneError
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import PROBES, AccessPolicy, AuthMiddleware, key_of
-from penstock.server.online.buffered import JSON
+from penstock.server.online.buffered import json_response
 from penstock.server.online.request_limits import NOBODY
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
 from penstock.server.process.not_served import not_served
@@ -62,7 +61,7 @@ def build_app(
     described = cache(lambda: _describe(service, access, routes))
 
     async def get_openapi(request: Request) -> Response:
-        return _json(described())
+        return json_response(described())
 
     middleware = [Middleware(AuthMiddleware, access=access)]
     if access_log is not None:  # around the others, so that refusals are lines too
@@ -95,34 +94,34 @@ class ServerRoute(Route):
 
 
 async def get_models(service: AppState, request: Request) -> Response:
-    return _json({"object": "list", "data": [_card(service)]})
+    return json_response({"object": "list", "data": [_card(service)]})
 
 
 async def get_model(service: AppState, request: Request) -> Response:
     check_model(request.path_params["model"], service.model)
-    return _json(_card(service))
+    return json_response(_card(service))
 
 
 async def get_live(service: AppState, request: Request) -> Response:
-    return _json({"live": True})
+    return json_response({"live": True})
 
 
 async def get_ready(service: AppState, request: Request) -> Response:
-    return _json(service.readiness(), 200 if service.ready else 503)
+    return json_response(service.readiness(), 200 if service.ready else 503)
 
 
 async def get_engine(service: AppState, request: Request) -> Response:
     state, well = service.engine_state()
-    return _json(state, 200 if well else 503)
+    return json_response(state, 200 if well else 503)
 
 
 async def get_version(service: AppState, request: Request) -> Response:
-    return _json({"version": __version__})
+    return json_response({"version": __version__})
 
 
 async def get_load(service: AppState, request: Request) -> Response:
     """GET /load: samples that were asked of this process and are not answered yet."""
-    return _json({"server_load": service.request_limits.reqs.total})
+    return json_response({"server_load": service.request_limits.reqs.total})
 
 
 async def get_metrics(service: AppState, request: Request) -> Response:
@@ -225,10 +224,6 @@ def _card(service: AppState) -> dict[str, Any]:
         "owned_by": "penstock",
         "max_model_len": service.client.facts.max_model_len,
     }
-
-
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status_code=status, media_type=JSON)
 
 
 def _describe(service: AppState, access: AccessPolicy, routes: list[ServerRoute]) -> dict[str, Any]:

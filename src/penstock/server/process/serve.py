@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 import uvloop
 
 from penstock.config import Config
-from penstock.engine.launch import ENGINE, launch
+from penstock.engine.launch import ENGINE
+from penstock.engine.launch_engines import launch_engines
 from penstock.errors import UsageError
 from penstock.parent_death import lose_lines
 from penstock.server.batch.state_folder import StateFolder, opened
@@ -30,7 +31,7 @@ from penstock.server.process.site import Site, line, serve_engine
 from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 
 if TYPE_CHECKING:
-    from penstock.engine.replica_set import EngineClient
+    pass
 
 
 def serve(
@@ -91,14 +92,6 @@ def serve(
             runner.run(serve_processes(config, host, port, site, api_server_count, out or sys.stdout, engine))
 
 
-async def _launch(config: Config, engine: Sequence[str], step_timeout: float) -> EngineClient:
-    if config.parallel.data_parallel_size == 1:
-        return await launch(config, engine, step_timeout)
-    from penstock.engine.launch_replicas import launch_replicas
-
-    return await launch_replicas(config, engine, step_timeout)
-
-
 async def _serve(
     config: Config,
     listener: socket.socket,
@@ -109,7 +102,7 @@ async def _serve(
     ending: contextlib.AbstractContextManager[None],
 ) -> None:
     with signals() as stop:
-        client = await unless_stopped(_launch(config, engine, site.limits.step_timeout), stop)
+        client = await unless_stopped(launch_engines(config, engine, site.limits.step_timeout), stop)
         if client is None:
             return
         with ending:

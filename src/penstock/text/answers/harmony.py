@@ -16,7 +16,6 @@ from penstock.text.answers.pieces import AnswerPiece, find_mark, portions
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)  # the last where a message's own end is missing
-MARKS = frozenset({START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS})
 _RECIPIENT = re.compile(r"to=functions\.([A-Za-z0-9_.:/-]{1,128})")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 LONGEST_HEADER = 1_024  # characters; what is longer is no header, but content

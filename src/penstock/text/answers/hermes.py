@@ -13,29 +13,19 @@ import json
 from collections.abc import Sequence
 
 from penstock.text.answers.call_object import CallObject
-from penstock.text.answers.pieces import AnswerPiece, ContentBuffer, find_mark
+from penstock.text.answers.pieces import AnswerPiece, TurningParser, find_mark
 from penstock.text.answers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-class HermesParser:
+class HermesParser(TurningParser):
     """Finds the calls of one answer. What stands between the marks and is no call stays in the content."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._content = ContentBuffer()
-        self._text = ""  # not looked at yet
-        self._calls = 0
+        super().__init__()
         self._object: CallObject | None = None
         self._closing = False  # an object has ended, its mark is to come
-
-    def feed(self, text: str) -> list[AnswerPiece]:
-        """Returns the pieces that this text brings."""
-        found: list[AnswerPiece] = []
-        self._text += text
-        while self._text and self._turn(found):
-            pass
-        return found
 
     def end(self) -> list[AnswerPiece]:
         """Returns what was held back."""

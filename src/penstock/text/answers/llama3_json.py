@@ -12,31 +12,21 @@ import json
 from collections.abc import Sequence
 
 from penstock.text.answers.call_object import CallObject
-from penstock.text.answers.pieces import AnswerPiece, ContentBuffer
+from penstock.text.answers.pieces import AnswerPiece, TurningParser
 from penstock.text.answers.tool import Tool, lark_text, schema_rule
 
 TAG = "<|python_tag|>"
 _BETWEEN = " \t\r\n;,"
 
 
-class Llama3JsonParser:
+class Llama3JsonParser(TurningParser):
     """Finds the calls of one answer: those that it begins with. Behind them all is content."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._names = frozenset(tool.name for tool in tools)
-        self._content = ContentBuffer()
-        self._text = ""  # not looked at yet, in front of an object
-        self._calls = 0
+        super().__init__()
         self._object: CallObject | None = None
         self._plain = False  # the rest is content
-
-    def feed(self, text: str) -> list[AnswerPiece]:
-        """Returns the pieces that this text brings."""
-        found: list[AnswerPiece] = []
-        self._text += text
-        while self._text and self._turn(found):
-            pass
-        return found
 
     def end(self) -> list[AnswerPiece]:
         """Returns what was held back."""

@@ -31,6 +31,27 @@ class CallParser(Protocol):
         ...
 
 
+class TurningParser:
+    """What call parsers have in common that go through a text mark by mark: each turn takes what it can of `_text`."""
+
+    def __init__(self) -> None:
+        self._content = ContentBuffer()
+        self._text = ""  # not looked at yet
+        self._calls = 0
+
+    def feed(self, text: str) -> list[AnswerPiece]:
+        """Returns the pieces that this text brings."""
+        found: list[AnswerPiece] = []
+        self._text += text
+        while self._text and self._turn(found):
+            pass
+        return found
+
+    def _turn(self, found: list[AnswerPiece]) -> bool:
+        """Takes one step through the text. Returns whether there may be another before more of it comes."""
+        raise NotImplementedError
+
+
 class Reader(Protocol):
     """Reads one answer's text as it comes. called: calls that have begun; thought_length: characters before the answer
     itself, of reasoning and its marks."""

@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.text.answers.pieces import AnswerPiece, ContentBuffer, find_mark
+from penstock.text.answers.pieces import AnswerPiece, TurningParser, find_mark
 from penstock.text.answers.tool import Tool, argument_schema, json_text, kinds_of, lark_text, typed
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -28,24 +28,15 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"[^<>\n]*>")
 
 
-class Qwen3CoderParser:
+class Qwen3CoderParser(TurningParser):
     """Finds the calls of one answer. What stands in the tags and is no call stays in the content."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
-        self._content = ContentBuffer()
-        self._text = ""  # not looked at yet
+        super().__init__()
         self._within = ""  # the tag whose inside comes: "", BEGIN, FUNCTION, or END, behind a call
         self._name = ""
-        self._calls = self._arguments = 0
-
-    def feed(self, text: str) -> list[AnswerPiece]:
-        """Returns the pieces that this text brings."""
-        found: list[AnswerPiece] = []
-        self._text += text
-        while self._text and self._turn(found):
-            pass
-        return found
+        self._arguments = 0
 
     def end(self) -> list[AnswerPiece]:
         """Returns what was held back; of an argument that is cut short, what is there."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import E4M3
+from penstock.kernels.fp8_rows import E4M3, spread
 
-GROUP = 128  # neighbours of a row that share a scale, where scales go by group
 FOURS = 32  # the same of numbers in four bits
 E2M1 = (
     0.0,
@@ -63,7 +62,7 @@ class ExpertMatrix:
         scale = self.scale[expert]
         if not self.by_group:
             return numbers * scale[:, None]
-        return numbers * scale.repeat_interleave(GROUP, 1)[:, : numbers.shape[1]]
+        return numbers * spread(scale, numbers.shape[1])
 
     def _from_four(self, expert: int) -> Tensor:
         assert self.scale is not None

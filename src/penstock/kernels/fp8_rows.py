@@ -17,6 +17,7 @@ from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MOST = 448.0
+FP8_GROUP = 128  # neighbours of a row of weights that share a scale, where scales go by group
 LEAST_GPU = (8, 9)  # compute capability of GPUs that have e4m3
 LEAST_SCALE = 1e-12  # of a row of zeros, whose numbers are zeros
 LOW_BY = 16.0
@@ -46,6 +47,11 @@ class TakesWideRows:
     def form(self, rows: int) -> Form:
         """Returns how so many rows are wanted."""
         return "wide"
+
+
+def spread(scale: Tensor, width: int) -> Tensor:
+    """Returns the scale of each of a row's numbers [rows, width]. scale: of its groups [rows, ceil(width / 128)]."""
+    return scale.repeat_interleave(FP8_GROUP, 1)[:, :width]
 
 
 def wide(rows: Rows) -> Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import spread
 from penstock.kernels.reference.fp8 import Fp8Matrix, prepare_linear_fp8
 from penstock.kernels.reference.linear import widened_linear
-
-GROUP = 128
 
 
 def prepare_linear_fp8_groups(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Matrix:
@@ -21,7 +20,6 @@ def linear_fp8_groups(x: Tensor, matrix: Fp8Matrix, bias: Tensor | None = None) 
     and rounded to that dtype."""
 
     def worth(rows: slice) -> Tensor:
-        scale = matrix.scale[rows].repeat_interleave(GROUP, 1)[:, : x.shape[1]]
-        return matrix.numbers[rows].float().mul_(scale)
+        return matrix.numbers[rows].float().mul_(spread(matrix.scale[rows], x.shape[1]))
 
     return widened_linear(x, matrix.numbers.shape[0], worth, bias)

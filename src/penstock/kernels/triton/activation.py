@@ -18,6 +18,13 @@ _BLOCK = 1024
 
 
 @triton.jit
+def swish(gate, slope):
+    """gate / (1 + exp(-slope * gate)); 1 is silu's slope."""
+    root = tl.rsqrt(1.0 + tl.exp2(gate * slope * -1.4426950408889634))  # squared: the reciprocal in one instruction
+    return gate * root * root
+
+
+@triton.jit
 def _gated(
     gate_up, out, low, scales, width, stride, GELU: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -33,8 +40,7 @@ def _gated(
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         value = gate * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * inner))) * up
     else:
-        root = tl.rsqrt(1.0 + tl.exp2(gate * -1.4426950408889634))  # squared: the reciprocal in one instruction
-        value = gate * root * root * up
+        value = swish(gate, 1.0) * up
     value = value.to(gate_up.dtype.element_ty)
     if FP8 > 0:
         alone = row + tl.zeros((1, 1), tl.int64)

@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import FP8_GROUP
 from penstock.kernels.triton.pdl import has_pdl, wait
 from penstock.kernels.triton.stream_groups import GroupMatrix, group_of, streamed_groups, turn_of, zero_of
 from penstock.kernels.triton.widen import FLOAT8, FOUR, in_halves, widen_eight, widen_four
 
 MOST_STREAMED = 256  # rows; of an 8B's four products int4 takes 336 us, widened for the library 357
 WIDENED_AT_ONCE = 2**24  # numbers: 32 MB, which stay in the second-level cache until they are multiplied by
-FP8_GROUP = 128
 
 
 def prepare_linear_int(numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> GroupMatrix:

@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.expert_matrix import GROUP, ExpertMatrix, Experts
-from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
+from penstock.kernels.triton.activation import swish
 from penstock.kernels.triton.fp8 import BITS, pointers, quantize_rows, store_fp8
 from penstock.kernels.triton.moe_route import Routes, route
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
@@ -170,8 +171,7 @@ def _grouped(
         if GATED:
             if CLAMPED:
                 sums, up = tl.minimum(sums, most), tl.minimum(tl.maximum(up, -most), most) + 1.0
-            root = tl.rsqrt(1.0 + tl.exp2(sums * slope * -1.4426950408889634))  # squared: 1 / (1 + exp(-slope * gate))
-            value = tl.trans(sums * root * root * up).to(WIDE)
+            value = tl.trans(swish(sums, slope) * up).to(WIDE)
             at_slot = slot[:, None] * N + n[None, :]
             if FP8 > 0:
                 scale_at = slot[:, None] * tl.num_programs(0) + block
@@ -320,6 +320,6 @@ def _launch(
         X_SCALES=0 if isinstance(rows, Tensor) else 1 if by_row else 2,
         PAIRED=isinstance(rows, Fp8Rows) and rows.low is not None,
         FP8=0 if eight is None else BITS["eight" if eight.low is None else "pair"], WIDE=WIDE[of.dtype], BM=cut.rows,
-        BN=cut.outputs, BK=cut.inputs, WG=GROUP, XG=max(groups, 1), EVEN_K=k % cut.inputs == 0, STAGES=cut.stages,
+        BN=cut.outputs, BK=cut.inputs, WG=FP8_GROUP, XG=max(groups, 1), EVEN_K=k % cut.inputs == 0, STAGES=cut.stages,
         EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip

@@ -153,7 +153,7 @@ def wander(runner: TorchRunner, config: Config, seed: int, steps: int, many: int
 
 
 def compiled_late(case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Opens a model of random numbers as a case says, sweeps every size and wanders."""
+    """Opens a model of random numbers as a case says, sweeps every size, or one in `every`, and wanders."""
     (folder / "config.json").write_text(json.dumps(case["shape"]))
     knobs = {"max_num_batched_tokens": 4096, "kv_cache_tokens": 60_000} | case["knobs"]
     config = Config.of(
@@ -162,7 +162,7 @@ def compiled_late(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     with recorded() as launches:
         runner = open_recorded(config, folder)
         ready = set(launches)
-        launch_sizes(runner, sizes_up_to(runner.max_rows))
+        launch_sizes(runner, sizes_up_to(runner.max_rows)[:: case.get("every", 1)])
         launch_chunks(runner, [1, 15, 17, 300, runner.max_batched_tokens])
         wander(runner, config, seed=0, steps=80, many=12)
         late = sorted(map(str, launches.keys() - ready))

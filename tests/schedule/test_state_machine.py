@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,10 +43,12 @@ class Machine(RuleBasedStateMachine):
         lag=st.integers(0, 3),
         bad_in=st.sampled_from([0, 0, 150]),
         misled=st.booleans(),
+        windows=st.booleans(),
         drafts=st.none() | st.integers(0, 99),
     )
-    def start(self, rng: random.Random, lag: int, bad_in: int, misled: bool, drafts: int | None) -> None:
-        self.drive, self.lag = Drive(limits_of(rng), bad_in, misled, drafts), lag
+    def start(self, rng: random.Random, lag: int, bad_in: int, misled: bool, windows: bool, drafts: int | None) -> None:
+        limits = with_windows(limits_of(rng), rng) if windows else limits_of(rng)
+        self.drive, self.lag = Drive(limits, bad_in, misled, drafts), lag
 
     @rule(rng=RANDOMS)
     def submit(self, rng: random.Random) -> None:
@@ -93,11 +96,19 @@ TestMachine.settings = settings(
 )
 
 
-def random_replay(seed: int, lag: int, few: int = 64) -> Drive:
+def with_windows(limits: SchedulerConfig, rng: random.Random) -> SchedulerConfig:
+    """The same blocks, each with pages for layers that see a window."""
+    tables = rng.choice([1, 2, 5])
+    window = rng.choice([1, 5, 16, 17, 40, 64])
+    return replace(limits, window=window, window_tables=tables, num_blocks=(limits.num_blocks - 1) * (1 + tables) + 1)
+
+
+def random_replay(seed: int, lag: int, few: int = 64, windows: bool = False) -> Drive:
     """A few hundred events of a fixed draw."""
     rng = random.Random(seed)
     drafts = seed if seed % 2 else None
-    drive = Drive(limits_of(rng), rng.choice([0, 0, 200]), misled=rng.random() < 0.6, drafts=drafts)
+    limits = with_windows(limits_of(rng), rng) if windows else limits_of(rng)
+    drive = Drive(limits, rng.choice([0, 0, 200]), misled=rng.random() < 0.6, drafts=drafts)
     drive.scheduler.batch_order.few = few
     for _ in range(rng.randrange(4, 12)):
         submit_random(drive, rng)
@@ -113,7 +124,7 @@ def random_replay(seed: int, lag: int, few: int = 64) -> Drive:
     return drive
 
 
-def tight_replay(seed: int, lag: int, few: int = 64) -> Drive:
+def tight_replay(seed: int, lag: int, few: int = 64, windows: bool = False) -> Drive:
     """Long outputs where short ones are expected, in few blocks."""
     rng = random.Random(seed)
     limits = SchedulerConfig(
@@ -126,6 +137,7 @@ def tight_replay(seed: int, lag: int, few: int = 64) -> Drive:
         eos_token_ids=tuple(EOS),
         prefix_caching=seed % 4 > 0,
     )
+    limits = with_windows(limits, rng) if windows else limits
     drive = Drive(limits, misled=True, drafts=seed if seed % 2 else None)
     drive.scheduler.batch_order.few = few
     for number in range(6):
@@ -173,6 +185,14 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"
+
+
+@pytest.mark.parametrize("lag", range(4))
+def test_replays_of_a_model_with_windows(lag: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in (1, 2):
+        seen += happened(random_replay(seed, lag, windows=True)) + happened(tight_replay(seed, lag, windows=True))
+    assert min(seen[what] for what in ("preempted", "cached", "grouped", "drafted_right")) > 0, seen
 
 
 def test_prefix_groups_that_are_found_anew_only_now_and_then() -> None:

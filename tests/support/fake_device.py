@@ -105,8 +105,13 @@ def sample_alone(
 class FakeDevice:
     """Runs plans in order; results are handed out when asked for, so any lag is the caller's choice."""
 
-    def __init__(self, num_blocks: int, rows: int, width: int, vocab: int, eos: set[int], bad_in: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int, rows: int, width: int, vocab: int, eos: set[int], bad_in: int = 0, window: int = 0,
+        window_tables: int = 0,
+    ) -> None:  # fmt: skip
         self.slots = np.full((num_blocks, 16), -7, np.int64)
+        self.window = window
+        self.pages = np.zeros((num_blocks, window_tables), np.int64)  # of a block, for layers with windows
         self.table = np.zeros((rows, width), np.int64)
         self.length = np.zeros(rows, np.int64)
         self.last = np.zeros(rows, np.int64)
@@ -133,6 +138,7 @@ class FakeDevice:
     def launch(self, plan: StepPlan) -> None:
         assert plan.number == self.launched, "flights are numbered in the order of their launch"
         self.launched += 1
+        self._take_pages(plan)
         self._copy(plan)
         self._join(plan)
         for row, index, block in plan.new_blocks:
@@ -151,6 +157,21 @@ class FakeDevice:
         tokens = [token for i in range(plan.rows.size) for token in self._decode(plan, i)]
         result = StepTokens(np.array(tokens, np.int32), self._score(plan, tokens), self._score_prompts(plan))
         self.results.append((plan, result))
+
+    def _take_pages(self, plan: StepPlan) -> None:
+        assert (plan.window_pages is not None) == bool(self.window)
+        if plan.window_pages is not None:
+            taken = plan.window_pages.reshape(-1)
+            assert len(set(taken.tolist())) == taken.size and SCRATCH_BLOCK not in taken, "a page is given twice"
+            self.slots[taken] = -7
+            self.pages[plan.window_pages[:, 0]] = plan.window_pages[:, 1:]
+
+    def _see_window(self, table: np.ndarray, at: int) -> None:
+        """What layers with a window read of the tokens up to `at` is what was stored there."""
+        positions = np.arange(max(0, at - self.window + 1), at + 1)
+        blocks, offset = table[positions // 16], positions % 16
+        for pages in self.pages[blocks].T:
+            assert (self.slots[pages, offset] == self.slots[blocks, offset]).all(), "a window's tokens are gone"
 
     def _copy(self, plan: StepPlan) -> None:
         targets = plan.copies[:, 1]
@@ -184,6 +205,7 @@ class FakeDevice:
             for at, token in enumerate(tokens.tolist(), int(chunks.context[c])):
                 assert chunks.blocks[c, at // 16] != SCRATCH_BLOCK
                 self._put(chunks.blocks[c], at, token)
+                self._see_window(chunks.blocks[c], at)
         for i, row in enumerate(plan.rows):
             if not self.done[row]:
                 for at, token in enumerate([int(self.last[row]), *drafts_of(plan, i)], int(self.length[row])):
@@ -193,6 +215,7 @@ class FakeDevice:
     def _put(self, table: np.ndarray, at: int, token: int) -> None:
         before = int(self.slots[table[(at - 1) // 16], (at - 1) % 16]) if at else _START
         self.slots[table[at // 16], at % 16] = stored(before, token)
+        self.slots[self.pages[table[at // 16]], at % 16] = stored(before, token)
 
     def _check_groups(self, plan: StepPlan) -> None:
         assert plan.group_start[0] == 0 and plan.group_start.size == plan.group_length.size + 1
@@ -221,6 +244,7 @@ class FakeDevice:
         if self.done[row]:
             return NO_TOKEN
         length = int(self.length[row])
+        self._see_window(self.table[row], length)
         blocks = self.table[row, : length // 16 + 1]
         slots = self.slots[blocks].reshape(-1)[: length + 1].tolist()
         ends = (set() if self.ignore[row] else self.eos) | self.stops[int(row)]

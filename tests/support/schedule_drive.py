@@ -73,7 +73,10 @@ class Drive:
         self.limits, self.bad_in = limits, bad_in
         self.scheduler = Scheduler(limits, None if drafts is None else Guesser(self, drafts))
         width = -(-limits.max_model_len // 16)
-        self.device = FakeDevice(limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in)
+        self.device = FakeDevice(
+            limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in, limits.window,
+            limits.window_tables,
+        )  # fmt: skip
         self.asked: dict[int, Asked] = {}
         self.requeued = self.stalled = self.taken = 0
         self.scored = self.kept_back = 0  # tokens with scores; those that did not go up when they were read

@@ -96,10 +96,13 @@ def engine_over(runner: TorchRunner, config: Config) -> Engine:
     has no work. Rows and tokens of a step may be fewer than the runner was opened with: config's, where it names them.
     """
     batching, schedule = config.batching, config.schedule
+    pages = runner.layer_pages
     tokens = min(runner.max_batched_tokens, batching.max_num_batched_tokens or runner.max_batched_tokens)
     scheduler = Scheduler(
         SchedulerConfig(
-            num_blocks=runner.num_blocks,
+            num_blocks=runner.kv_pages,
+            window=0 if pages is None else pages.window,
+            window_tables=0 if pages is None else pages.tables,
             max_rows=min(runner.max_rows, batching.max_num_seqs or runner.max_rows, tokens),
             max_model_len=runner.max_model_len,
             max_batched_tokens=tokens,

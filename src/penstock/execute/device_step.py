@@ -33,6 +33,7 @@ from penstock.execute.prompt_scorer import Logprobs, PromptScorer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staging import Staging
+from penstock.execute.window_tables import ALIGNED, WindowTables
 from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Queries, StepInputs
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
@@ -68,14 +69,16 @@ class DeviceStep:
         slice_rows: int,
         max_tokens: int,
         mask_slots: int,
+        windows: WindowTables | None = None,
     ) -> None:
+        self.windows = windows  # None: all layers keep K and V in the same blocks
         self.model, self.ops, self.rows, self.asked, self.kv, self.scorer = model, ops, rows, asked, kv, scorer
         self.max_rows = rows.length.shape[0] - 1
         self.sizes = PADDED if ops.compiled else EXACT
         capacity, device = self.sizes.rows(self.max_rows), rows.device
         most_groups = self.sizes.groups(capacity, capacity)
         self.staging = Staging(capacity, most_groups, device)
-        self.columns = StepTensors.of(self.sizes.tokens(capacity + max_tokens), device)
+        self.columns = StepTensors.of(self.sizes.tokens(capacity + max_tokens) + ALIGNED, device)
         self.draw = DeviceSampler(model, ops, rows, kv.slot_token, slice_rows, capacity, mask_slots)
         width = rows.block_table.shape[1]
         # For graphs, one address; in plain torch a step's lie where they were staged.
@@ -106,7 +109,7 @@ class DeviceStep:
         self.graphs.capture(sizes, grouping, self.launch_forward, self._draw_for_graph, room)
         captured = self.graphs
         for tokens in CHUNK_GRAPHS:
-            if tokens <= self.columns.tokens.shape[0]:
+            if tokens <= self.columns.tokens.shape[0] - ALIGNED:
                 chunk = replace(self._one_chunk, tokens=tokens - 1)
                 captured.capture_chunks(tokens, lambda: self.launch_forward(1, False, chunk))  # noqa: B023
         return {"sizes": sorted(captured.by_size), "seconds": round(captured.seconds, 2), "bytes": captured.bytes}
@@ -180,6 +183,8 @@ class DeviceStep:
     def _changes(self, plan: StepPlan) -> list[Callable[[], object]]:
         """Stages what the plan changes before the forward -> the launches that take it in, in order, for after send."""
         add, changes = self.staging.add, list[Callable[[], object]]()
+        if self.windows is not None:
+            changes += self.windows.changes(plan, self.staging, self.kv.clear)
         if plan.clears:
             changes.append(partial(self.kv.clear, add(self.kv.handed_out(plan))))
         if plan.copies.size:
@@ -191,6 +196,8 @@ class DeviceStep:
             changes.append(partial(self.draw.masks.index_copy_, 0, slots, words))
         if plan.new_blocks.size:
             changes.append(partial(self.ops.grow, add(packing.new_block_lines(plan.new_blocks)), self.rows))
+        if self.windows is not None:
+            changes += self.windows.joined(plan, self.staging)
         if plan.group_length.size and not self.ops.compiled:
             self.group_blocks = add(plan.group_blocks)  # nothing is captured: they are read where they lie
         elif plan.group_length.size and not np.array_equal(plan.group_blocks, self._sent_groups):
@@ -243,6 +250,8 @@ class DeviceStep:
         inputs = StepInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)
         if decode is not None and groups:
             inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
+        if self.windows is not None:
+            inputs.by_layer = self.windows.by_layer(inputs, columns.slots[: -(-tokens // ALIGNED) * ALIGNED])
         return self.model.forward(columns.tokens[:tokens], inputs, self.kv.layers)
 
     def queries(self, size: int) -> Queries | None:

@@ -29,17 +29,23 @@ TOKEN_BYTES = 4  # of a token's id
 class KvCache:
     """K and V of each layer; slot_token `[blocks, 16]` int32. All zeros. The last block is the dump."""
 
-    def __init__(self, forms: list[KvForm], blocks: int, device: torch.device) -> None:
-        self.layers = [
-            form.over(zeros((blocks, form.kv_heads, form.head_bytes), torch.uint8, device)) for form in forms
+    def __init__(
+        self, forms: list[KvForm], blocks: int, device: torch.device, places: tuple[int, ...] | None = None
+    ) -> None:
+        """places: number of each layer's storage, where layers share them; None: each has its own."""
+        places = tuple(range(len(forms))) if places is None else places
+        held = dict(zip(places, forms, strict=True))
+        self._storage = [
+            zeros((blocks, held[place].kv_heads, held[place].head_bytes), torch.uint8, device) for place in sorted(held)
         ]
+        self.layers = [form.over(self._storage[place]) for form, place in zip(forms, places, strict=True)]
         self.slot_token = zeros((blocks, BLOCK_SIZE), torch.int32, device)
         self.dump_block = blocks - 1
 
     def clear(self, blocks: Tensor) -> None:
         """blocks [m] int64."""
-        for layer in self.layers:
-            layer.storage.index_fill_(0, blocks, 0)
+        for storage in self._storage:
+            storage.index_fill_(0, blocks, 0)
 
     def handed_out(self, plan: StepPlan) -> Int64:
         """Blocks that this plan gives to prompts and rows and that hold nothing of theirs yet."""
@@ -60,7 +66,7 @@ class KvCache:
     @property
     def by_block(self) -> list[Tensor]:
         """Everything that a block holds, each tensor's first dimension the block."""
-        return [*(layer.storage for layer in self.layers), self.slot_token]
+        return [*self._storage, self.slot_token]
 
 
 def token_bytes(forms: list[KvForm]) -> int:

@@ -16,8 +16,8 @@ from torch import Tensor
 from penstock.config import Config, Dtype, KvCacheDtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.executor import Executor, open_executor
-from penstock.execute.kv_cache import token_bytes
 from penstock.execute.kv_fit import check_eight_bits, fit_kv, kept_form, reads_eight_bits
+from penstock.execute.layer_pages import open_token_bytes, pages_of
 from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.reload import reload_weights
 from penstock.execute.runner import TorchRunner, run_worst_steps
@@ -71,7 +71,8 @@ def open_share(
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
         sharers = layout.size if device.type == "cpu" else 1
-        sized = agree(with_kv(limits, config, token_bytes(model.kv_forms), device, sharers=sharers))
+        a_token = open_token_bytes(model.kv_forms, pages_of(model, limits.max_model_len))
+        sized = agree(with_kv(limits, config, a_token, device, sharers=sharers))
         ends, defaults = end_ids(model_config, generation), generation.sampling()
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)

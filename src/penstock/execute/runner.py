@@ -18,10 +18,12 @@ from penstock.execute.device_step import DeviceStep
 from penstock.execute.executor import Executor, Outcome
 from penstock.execute.gpu_specs import rated
 from penstock.execute.kv_cache import KvCache, kv_words
+from penstock.execute.layer_pages import LayerPages, pages_of
 from penstock.execute.limits import BatchLimits, Limits, graph_bytes
 from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.warm import warm
+from penstock.execute.window_tables import WindowTables
 from penstock.kernels.binaries import BinaryCounts
 from penstock.kernels.choose import choose_rows, widens_fp8
 from penstock.kernels.fp8_rows import E4M3
@@ -79,9 +81,16 @@ class TorchRunner:
         }
         if widens_fp8(ops) and any(weight.dtype == E4M3 for weight in model.weights()):
             self._about["slow"] = SLOW_FP8
-        kv = KvCache(model.kv_forms, limits.num_blocks + 1, device)
+        self.layer_pages = pages_of(model, limits.max_model_len)
+        self.kv_pages = limits.num_blocks  # of the pool, the scratch block included
+        if self.layer_pages is not None:
+            self.kv_pages *= 1 + self.layer_pages.tables
+            far = limits.kv_tokens * (1 + self.layer_pages.tables)
+            self._about["kv_tokens_at_most"] = far  # where every window has passed
+        places = None if self.layer_pages is None else self.layer_pages.place
+        kv = KvCache(model.kv_forms, self.kv_pages + 1, device, places)
         self._about["kv_bytes"] = kv.bytes()
-        self._state: DeviceStep | None = _step(model, ops, limits, end_ids, kv)
+        self._state: DeviceStep | None = _step(model, ops, limits, end_ids, kv, self.layer_pages)
         self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
         self.reload: Callable[[Path], None] | None = None  # told by who opens it; None: its weights stay
         self.at_close: Callable[[], object] = lambda: None
@@ -134,7 +143,9 @@ class TorchRunner:
         return self._state.step(plan)
 
 
-def _step(model: Decoder, ops: Ops, limits: BatchLimits, end_ids: tuple[int, ...], kv: KvCache) -> DeviceStep:
+def _step(
+    model: Decoder, ops: Ops, limits: BatchLimits, end_ids: tuple[int, ...], kv: KvCache, pages: LayerPages | None
+) -> DeviceStep:
     device, vocabulary = model.device, model.config.vocab_size
     rows = RowState(limits.max_rows, limits.max_model_len, end_ids, vocabulary, device)
     slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
@@ -142,15 +153,17 @@ def _step(model: Decoder, ops: Ops, limits: BatchLimits, end_ids: tuple[int, ...
     slice_rows = max(16, min(MAX_SLICE, slice_logits * model.ranks // vocabulary) // 16 * 16)
     scorer, mirror = PromptScorer(model, ops, slice_rows), SamplingMirror(limits.max_rows)
     row_ops, tokens = choose_rows(ops), limits.max_batched_tokens
-    return DeviceStep(model, row_ops, rows, mirror, kv, scorer, slice_rows, tokens, limits.mask_slots)
+    windows = None if pages is None else WindowTables(pages, rows, kv.dump_block + 1)
+    return DeviceStep(model, row_ops, rows, mirror, kv, scorer, slice_rows, tokens, limits.mask_slots, windows)
 
 
 def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: bool) -> None:
     """Before the KV cache takes what is left of a GPU: compiles kernels, and lets torch take what steps need."""
     if not choose_rows(ops).compiled:
         return
-    kv = KvCache(model.kv_forms, 3, model.device)
-    warm(_step(model, ops, limits, (), kv), limits, grouping)
+    pages = pages_of(model, limits.max_model_len)
+    kv = KvCache(model.kv_forms, 3, model.device, None if pages is None else pages.place)
+    warm(_step(model, ops, limits, (), kv, pages), limits, grouping)
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 

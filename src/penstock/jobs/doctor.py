@@ -134,6 +134,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.engine.build_engine import model_folder
     from penstock.execute.kv_cache import TOKEN_BYTES, kv_words, token_bytes
     from penstock.execute.kv_fit import narrowest
+    from penstock.execute.layer_pages import open_token_bytes, pages_of
     from penstock.execute.limits import batch_limits, free_memory, with_kv
     from penstock.execute.open_runner import find_kv_dtype
     from penstock.kernels.choose import choose
@@ -162,7 +163,11 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     sharers = ranks if device.type == "cpu" else 1
     check_room(decoder, folder, device, free_memory(device) // sharers)
     to_come = (decoder.weights_bytes + decoder.rope_bytes) * sharers
-    sized = with_kv(limits, config, token, device, to_come, sharers)
+    pages = pages_of(decoder, limits.max_model_len)
+    sized = with_kv(limits, config, open_token_bytes(forms, pages), device, to_come, sharers)
+    far = ""
+    if pages is not None:
+        far = f"; at most {sized.kv_tokens * (1 + pages.tables):,} where windows of {pages.window:,} tokens have passed"
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     return [
         ("folder", str(folder)),
@@ -171,7 +176,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         ("context", f"{sized.max_model_len:,} tokens of the model's {decoder.config.context:,}"),
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
-        ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len)),
+        ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len) + far),
         *([("left out", left_out(part))] if (part := model_config.text_part) is not None else []),
         *_unserved(folder),
     ]

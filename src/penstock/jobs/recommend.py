@@ -28,8 +28,8 @@ def bytes_a_rank(
     V of one sequence of full length."""
     import torch
 
-    from penstock.execute.kv_cache import token_bytes
     from penstock.execute.kv_fit import narrowest
+    from penstock.execute.layer_pages import open_token_bytes, pages_of
     from penstock.models.build_model import build_model
     from penstock.parallel.layout import Layout
     from penstock.quant.choose import choose_schemes
@@ -42,7 +42,8 @@ def bytes_a_rank(
             share = build_model(model_config, dtype, torch.device("meta"), length, Layout(0, ranks), schemes)
         except UsageError:
             continue  # heads, groups or sizes that so many don't divide
-        token = token_bytes(narrowest(share.kv_forms, config.model.kv_cache_dtype))
+        forms = narrowest(share.kv_forms, config.model.kv_cache_dtype)
+        token = open_token_bytes(forms, pages_of(share, length))
         found[ranks] = share.weights_bytes + share.rope_bytes, token * length
     return found
 

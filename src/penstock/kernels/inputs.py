@@ -80,6 +80,7 @@ class StepInputs:
     prefill: PrefillInputs | None
     alone: DecodeInputs | None = None  # the same rows without prefix groups, for windows; None: `decode` has none
     plans: dict[AttentionKind, Any] = field(default_factory=dict)  # what `ops.plan` worked out, once a step
+    by_layer: list[StepInputs] | None = None  # the step as each layer sees it, where they keep K and V in other blocks
 
     def decode_for(self, window: int | None) -> DecodeInputs | None:
         """Returns the rows as a layer with this window attends them: such rows see different parts of a shared prefix,

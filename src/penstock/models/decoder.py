@@ -72,12 +72,23 @@ class Decoder:
 
         ops: stand in for those that it was prepared with, where somebody looks on."""
         ops = ops or self.ops
-        step.plans = {kind: ops.plan(step, kind, cos_sin, self.dtype) for kind, cos_sin in self.kinds.items()}
+        steps = self._plan(step, ops)
         x: Tensor = self.embedding(ops, token_ids)
         residual: Tensor | None = None
-        for block, block_kv in zip(self.blocks, kv, strict=True):
-            x, residual = block(ops, x, residual, step, block_kv)
+        for block, seen, block_kv in zip(self.blocks, steps, kv, strict=True):
+            x, residual = block(ops, x, residual, seen, block_kv)
         return self.norm.last(ops, x, residual)
+
+    def _plan(self, step: StepInputs, ops: Ops) -> list[StepInputs]:
+        """Plans a step once for each kind of attention that sees it -> the step of each block."""
+        if step.by_layer is None:
+            step.plans = {kind: ops.plan(step, kind, cos_sin, self.dtype) for kind, cos_sin in self.kinds.items()}
+            return [step] * len(self.blocks)
+        for block, seen in zip(self.blocks, step.by_layer, strict=True):
+            kind = block.attention.kind
+            if kind not in seen.plans:
+                seen.plans[kind] = ops.plan(seen, kind, self.kinds[kind], self.dtype)
+        return step.by_layer
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden `[n, hidden]` of `forward` -> scores `[n, vocabulary]` in the model's dtype: of several ranks those of

@@ -25,6 +25,7 @@ from penstock.schedule.rows import BACKGROUND, IGNORES_EOS, RUNNING, STOP_IDS, R
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import Int32, Int64
 from penstock.schedule.wait_queue import FairQueue
+from penstock.schedule.windowed_pool import WindowedPool
 
 _SPARE = 100  # one block in so many is kept free of forecasts
 _AHEAD = 16  # tails prefilled ahead of free rows: one row in so many
@@ -157,7 +158,7 @@ class Admission:
         return sum(g.target - g.stored for line in self._lines for g in line)
 
     def _capacity(self, group: ForkGroup) -> int:
-        """Blocks that may be in use once this group's tails have ended."""
+        """Pages that may be in use once this group's tails have ended."""
         return self.limits.num_blocks - 1 - self.limits.num_blocks // _SPARE - self._kept_blocks(group)
 
     def _kept_blocks(self, group: ForkGroup) -> int:
@@ -169,7 +170,10 @@ class Admission:
 
     def _forecast(self) -> Forecast:
         own, remaining = self._running()
-        return Forecast.of(own, remaining, self.pool.held - int(own.sum()))
+        if not isinstance(self.pool, WindowedPool):
+            return Forecast.of(own, remaining, self.pool.held - int(own.sum()))
+        pages, ramp = self.pool.pages_of(np.flatnonzero(self.rows.state == RUNNING), self.rows)
+        return Forecast.of(pages, remaining, self.pool.held - int(pages.sum()), ramp, self.pool.per_block - 1)
 
     def _running(self) -> tuple[Int32, Int64]:
         """Own blocks of the running rows, and the tokens that each is expected to make."""
@@ -199,12 +203,13 @@ class Admission:
             most = min(group.pending, rows, budget - out.tokens)
             if need:
                 most = min(most, (self.pool.available - out.growing) // need)
-            count = min(most, forecast.room(self._capacity(group), own + 1, expected))
+            pages, ramp = (own + 1) * self.pool.per_block, self._ramp(group)
+            count = min(most, forecast.room(self._capacity(group), pages, expected, ramp))
             if count <= 0 and most > 0 and self.rows.free_count == self.rows.count:
                 count = 1  # nothing runs: one row always may, whatever the forecast thinks of it
             if count <= 0:
                 return
-            forecast.add(count, own + 1, expected)
+            forecast.add(count, pages, expected, ramp=ramp)
             self._take(group, count, out)
             if group.pending:
                 return
@@ -222,7 +227,7 @@ class Admission:
             own = self.pool.take(count)
             self.rows.table[rows, full] = own
             source = np.full(count, group.blocks[full], np.int32)
-            out.copies.append(np.stack((source, own), axis=1))
+            out.copies += self.pool.copies(source, own)
         elif group.has_partial:  # a single tail takes its prompt's last block over
             self.rows.table[rows, full] = group.blocks[full]
             group.blocks = group.blocks[:full]
@@ -243,6 +248,8 @@ class Admission:
         columns.sent[rows] = group.sent
         columns.shared[rows] = group.full
         columns.blocks[rows] = group.full + int(group.has_partial)
+        columns.passed[rows] = group.passed
+        columns.bound[rows] = min(self.pool.past(group.target), group.full)
         columns.order[rows] = self.order + np.arange(rows.size) + (BACKGROUND if live.background else 0)
         columns.traits[rows] = live.traits
         columns.watch[rows] = live.watch
@@ -306,11 +313,13 @@ class Admission:
         ahead = sum(g.pending for g in self.ready if group.live.background or not g.live.background)
         if self.rows.free_count == self.rows.count and not ahead:
             return need + 2 <= self.pool.available - growing
-        if need + 2 > self.pool.available - growing - self._kept_blocks(group):
+        if need + 2 > self.pool.available - growing - self._kept_blocks(group) // self.pool.per_block:
             return False
         if ahead > free + self.rows.count // _AHEAD or (ahead and not free):
             return False
-        return forecast.room(self._capacity(group) - need, 2, self._expected(group)) > 0
+        per_block = self.pool.per_block
+        capacity = self._capacity(group) - need * per_block
+        return forecast.room(capacity, 2 * per_block, self._expected(group), self._ramp(group)) > 0
 
     def _start(self, group: ForkGroup, forecast: Forecast) -> None:
         """Finds what is cached of the prompt, takes blocks for the rest, and writes its tokens to the host's slots."""
@@ -321,7 +330,7 @@ class Admission:
         if self.tree.enabled and not group.words:
             group.words = words_of(tokens[: group.full])
         known, group.place = self.tree.match(self._may_share(group), self.tree.root(group.live.salt))
-        self.pool.share(known)
+        self.pool.share_beginning(known)
         fresh = self.pool.take(len(tokens) - known.size)
         self.tree.slot_token[fresh] = tokens[known.size :]
         group.blocks = np.concatenate((known, fresh))
@@ -330,7 +339,14 @@ class Admission:
         self.cached_tokens += group.stored
         if not group.resumed:
             group.live.cached_tokens = group.stored
-        forecast.add(1, 2, self._expected(group), len(tokens) - known.size)
+        group.passed = 0
+        per_block, ramp = self.pool.per_block, self._ramp(group)
+        forecast.add(1, 2 * per_block, self._expected(group), fresh.size * per_block, ramp)
+
+    def _ramp(self, group: ForkGroup) -> int:
+        """Blocks by which a tail of it grows whole; each one further passes one on."""
+        held = group.tokens.size // BLOCK_SIZE if group.samples.size == 1 else 1
+        return max(0, self.pool.near + 2 - held) if self.pool.near else 0
 
     def _may_share(self, group: ForkGroup) -> list[bytes]:
         """Words of the blocks that may be found in the tree: cached prompt tokens have no logits to score, and tokens
@@ -342,6 +358,8 @@ class Admission:
     def _advance(self, group: ForkGroup, count: int, number: int) -> None:
         """Plans `count` more tokens of a prompt: blocks they fill can be found from now on, as steps run in order."""
         first = group.stored // BLOCK_SIZE
+        if isinstance(self.pool, WindowedPool):  # what this very step sees stays
+            group.passed = self.pool.pass_prompt(group.blocks, group.passed, group.stored)
         group.stored += count
         group.last_flight = number
         self.prefilled_tokens += count

@@ -36,6 +36,9 @@ class BlockPool:
         self._tick = 0
         self._mark: Int32 = np.full(num_blocks, 0, np.int32)
 
+    per_block = 1  # pages of the pool that a block takes: one, but where layers have windows (windowed_pool.py)
+    near = 0  # blocks behind a token that layers with windows need; 0: there are none
+
     @property
     def available(self) -> int:
         """Blocks that take() can give: the free and the idle ones."""
@@ -48,6 +51,7 @@ class BlockPool:
 
     @property
     def held(self) -> int:
+        """Pages that nobody else could have now."""
         return self.num_blocks - 1 - self.available
 
     def take(self, count: int) -> Int32:
@@ -63,8 +67,24 @@ class BlockPool:
 
     def share(self, blocks: Int32) -> None:
         """One more reference to each of `blocks` (distinct ones)."""
-        self._idle -= int(np.count_nonzero(self.refs[blocks] == 0))
+        self._idle -= self._weight(blocks[self.refs[blocks] == 0])
         self.refs[blocks] += 1
+
+    def share_beginning(self, blocks: Int32) -> None:
+        """Shares blocks that the tree found at the beginning of a prompt."""
+        self.share(blocks)
+
+    def is_whole(self, block: int) -> bool:
+        """Whether all layers find their K and V of it."""
+        return True
+
+    def past(self, position: int) -> int:
+        """Returns how many leading blocks of a table layers with windows don't need from this position on."""
+        return 0
+
+    def copies(self, source: Int32, target: Int32) -> list[Int32]:
+        """Returns the copies [n, 2] that give each target what its source holds."""
+        return [np.stack((source, target), axis=1)]
 
     def release(self, blocks: Int32) -> None:
         """One reference less for each entry of `blocks`; a block may stand in it several times."""
@@ -73,24 +93,32 @@ class BlockPool:
         # In just these types numpy has a fast way: 1,000 blocks take 2 us, and 40 with blocks of int32.
         np.subtract.at(self.refs, blocks.astype(np.intp), np.int32(1))
         empty = self._distinct(blocks[self.refs[blocks] == 0])
+        self._emptied(empty)
         kept = self.kept[empty]
         idle, free = empty[kept], empty[~kept]
         self._tick += 1
         # Deeper blocks stand later in a chain: they go first, so that a kept chain is eaten from its end.
         self.stamp[idle] = self._tick * self.num_blocks - np.arange(idle.size)
-        self._idle += idle.size
+        self._idle += self._weight(idle)
         self._push(free)
 
     def unkeep(self, blocks: Int32) -> None:
         """The prefix tree lets go of `blocks` (distinct ones, kept): they are free now, or once they are released."""
         self.kept[blocks] = False
         idle = blocks[self.refs[blocks] == 0]
-        self._idle -= idle.size
+        self._idle -= self._weight(idle)
         self._push(idle)
 
     def _push(self, blocks: Int32) -> None:
         self._stack[self._top : self._top + blocks.size] = blocks
         self._top += blocks.size
+
+    def _weight(self, blocks: Int32) -> int:
+        """Pages that blocks take."""
+        return blocks.size
+
+    def _emptied(self, blocks: Int32) -> None:
+        """Nobody holds `blocks` any more."""
 
     def _distinct(self, blocks: Int32) -> Int32:
         """Drops repeats in O(n): of equal entries the one that wrote its mark last stays."""
@@ -108,7 +136,7 @@ class BlockPool:
         if count < idle.size:
             idle = idle[np.argpartition(self.stamp[idle], count - 1)[:count]]
         self.kept[idle] = False
-        self._idle -= idle.size
+        self._idle -= self._weight(idle)
         if self.on_evict is not None:
             self.on_evict(idle)
         self._push(idle)

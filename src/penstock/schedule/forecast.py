@@ -85,36 +85,52 @@ class Forecast:
 
     use: Int64  # [buckets]
     fixed: int = 0  # of them, held beyond the last bucket too
+    more: int = 0  # pages beside the first that a block takes until a row's window is full
 
     @classmethod
-    def of(cls, own: Int32, remaining: Int64, fixed: int) -> Forecast:
-        """`own` blocks of each row now, tokens each will still make, and blocks held by prefixes (`fixed`)."""
+    def of(cls, own: Int32, remaining: Int64, fixed: int, ramp: Int32 | None = None, more: int = 0) -> Forecast:
+        """`own` pages of each row now, tokens each will still make, and pages held by prefixes (`fixed`).
+
+        A row takes one page a bucket, and `more` on top in its first ramp[i] buckets: until its window is full.
+        """
         if not own.size:
-            return cls(np.array([fixed], np.int64), fixed)
+            return cls(np.array([fixed], np.int64), fixed, more)
         ends = -(-remaining // BLOCK_SIZE)  # a row lives through buckets 0 .. ends
         buckets = int(ends.max()) + 1
         alive = np.cumsum(np.bincount(ends, minlength=buckets)[::-1])[::-1]
         held = np.cumsum(np.bincount(ends, weights=own, minlength=buckets)[::-1])[::-1]
-        return cls(fixed + held.astype(np.int64) + np.arange(buckets) * alive, fixed)
+        use = fixed + held.astype(np.int64) + np.arange(buckets) * alive
+        if ramp is not None:
+            until = np.minimum(ramp, ends)
+            rising = np.cumsum(np.bincount(until, minlength=buckets)[::-1])[::-1]
+            risen = np.bincount(ends, weights=until, minlength=buckets) - np.bincount(until, until, buckets)
+            use += more * (np.arange(buckets) * rising + np.cumsum(risen[::-1])[::-1].astype(np.int64))
+        return cls(use, fixed, more)
 
     @property
     def peak(self) -> int:
         return int(self.use.max())
 
-    def room(self, capacity: int, own: int, remaining: int) -> int:
-        """How many new rows of `own` blocks and `remaining` tokens each fit under `capacity` at every bucket."""
+    def room(self, capacity: int, own: int, remaining: int, ramp: int = 0) -> int:
+        """How many new rows of `own` pages and `remaining` tokens each fit under `capacity` at every bucket."""
         buckets = -(-remaining // BLOCK_SIZE) + 1
-        need = own + np.arange(buckets)
+        need = self._need(own, buckets, ramp)
         use = np.full(buckets, self.fixed, np.int64)
         shown = min(buckets, self.use.size)
         use[:shown] = self.use[:shown]
         return max(0, int(((capacity - use) // need).min()))
 
-    def add(self, count: int, own: int, remaining: int, fixed: int = 0) -> None:
-        """Takes `count` new rows (and `fixed` blocks of their prefix) into the forecast."""
+    def _need(self, own: int, buckets: int, ramp: int) -> Int64:
+        """Pages of one row in each bucket [buckets]."""
+        time = np.arange(buckets)
+        pages: Int64 = own + time + self.more * np.minimum(time, ramp)
+        return pages
+
+    def add(self, count: int, own: int, remaining: int, fixed: int = 0, ramp: int = 0) -> None:
+        """Takes `count` new rows (and `fixed` pages of their prefix) into the forecast."""
         buckets = -(-remaining // BLOCK_SIZE) + 1
         if buckets > self.use.size:
             self.use = np.concatenate((self.use, np.full(buckets - self.use.size, self.fixed, np.int64)))
-        self.use[:buckets] += count * (own + np.arange(buckets))
+        self.use[:buckets] += count * self._need(own, buckets, ramp)
         self.use += fixed
         self.fixed += fixed

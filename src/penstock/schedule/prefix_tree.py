@@ -58,15 +58,19 @@ class PrefixTree:
 
     def match(self, words: list[bytes], place: int) -> tuple[Int32, int]:
         """Returns the blocks (not referenced yet) that hold the longest known beginning of `words` behind `place`, and
-        the place behind them."""
+        the place behind them. Where layers have windows, the last ones hold all that those need of it."""
         found: list[int] = []
+        near, paged, known, behind = self.pool.near, 0, 0, place
         for word in words:
             entry = self._entries.get((place, word))
             if entry is None:
                 break
             block, place = entry
             found.append(block)
-        return np.array(found, np.int32), place
+            paged = paged + 1 if not near or self.pool.is_whole(block) else 0
+            if paged >= min(near, len(found)):
+                known, behind = len(found), place
+        return np.array(found[:known], np.int32), behind
 
     def insert(self, words: list[bytes], blocks: list[int], place: int) -> int:
         """Takes held blocks that follow `place`; returns the place behind the last.
@@ -81,6 +85,13 @@ class PrefixTree:
                 self._last += 1
                 entry = self._entries[key] = block, self._last
                 self._key_of[block] = key
+                fresh.append(block)
+            elif self.pool.near and not self.pool.is_whole(entry[0]) and entry[0] != block:
+                gone = entry[0]  # the new one has what it lost
+                entry = self._entries[key] = block, entry[1]
+                del self._key_of[gone]
+                self._key_of[block] = key
+                self.pool.unkeep(np.array([gone], np.int32))
                 fresh.append(block)
             place = entry[1]
         self.pool.kept[fresh] = True

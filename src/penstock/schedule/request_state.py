@@ -191,6 +191,7 @@ class ForkGroup:
     state: int = WAITING
     words: list[bytes] = field(default_factory=list)  # of its full blocks, as the tree knows them
     blocks: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # held: the full ones, then the partial one
+    passed: int = 0  # leading blocks that layers with windows need no more
     place: int = 0  # the tree's, behind which its next block goes
     stored: int = 0  # tokens whose prefill is planned, or that were cached
     rows: int = 0  # rows that are not released, ended ones in flight included

@@ -43,6 +43,8 @@ class Rows:
         self.sent: Int32 = ints()  # position of the first token that has not gone up
         self.shared: Int32 = ints()  # leading table entries that belong to its group
         self.blocks: Int32 = ints()  # table entries in use
+        self.passed: Int32 = ints()  # leading entries that layers with windows need no more
+        self.bound: Int32 = ints()  # of them, those that no tail of its group needs once the prompt is stored
         self.order: Int64 = np.zeros(count, np.int64)  # of admission: the youngest is preempted first
         self.last_flight: Int64 = np.full(count, -1, np.int64)
         self.traits: NDArray[np.uint8] = np.zeros(count, np.uint8)

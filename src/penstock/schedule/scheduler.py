@@ -17,7 +17,6 @@ from penstock.request import MAX_SALT, Request, check_request
 from penstock.row_table import BAD_WORD_IDS, MAX_DRAFTS
 from penstock.schedule.admission import Admission, Admitted
 from penstock.schedule.batch_order import BatchOrder
-from penstock.schedule.blocks import BlockPool
 from penstock.schedule.constraint import ConstraintFactory
 from penstock.schedule.deferred_free import DeferredFree
 from penstock.schedule.deltas import Deltas
@@ -34,6 +33,7 @@ from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Joins, StepPlan, StepTokens
 from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
+from penstock.schedule.windowed_pool import WindowedPool, pool_of
 
 
 class Scheduler:
@@ -53,7 +53,7 @@ class Scheduler:
                 f"max_model_len {limits.max_model_len}: lower max_model_len or raise kv_cache_tokens"
             )
         self.rows = Rows(limits.max_rows, width)
-        self.pool = BlockPool(limits.num_blocks)
+        self.pool = pool_of(limits)
         self.slot_token = np.full((limits.num_blocks, BLOCK_SIZE), 0, np.int32)  # full: pages now, not amid a step
         self.tree = PrefixTree(self.pool, self.slot_token, limits.prefix_caching)
         self.groups = Groups()
@@ -124,7 +124,12 @@ class Scheduler:
             self.preempter.preempt(1)
         if self.admission.starved and self.admission.knows_background:
             self.preempter.preempt_background()
-        rows, growth, stalled = self._grow(self._running(), self._short_of_blocks())
+        short = self._short_of_blocks()
+        if isinstance(self.pool, WindowedPool):
+            self.pool.pass_rows(
+                short, self.rows
+            )  # not rows that join now: their prompts may be stored in this very step
+        rows, growth, stalled = self._grow(self._running(), short)
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
         joins = joins_of(admitted.pieces, self.rows)
         if joins is not None:
@@ -210,6 +215,7 @@ class Scheduler:
             drafts=drafts,
             masks=self.mask_slots.masks(rows),
             clears=self._clears,
+            window_pages=self.pool.take_fresh() if isinstance(self.pool, WindowedPool) else None,
         )
 
     def _drafts(self, rows: Int32, lengths: Int32) -> Drafts | None:

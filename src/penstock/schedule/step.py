@@ -137,6 +137,7 @@ class StepPlan:
     drafts: Drafts | None = None  # None: a query a row
     masks: Masks | None = None
     clears: bool = False  # blocks that it hands out are cleared first: a row's logits were not finite
+    window_pages: Int32 | None = None  # [p, 1 + tables]  blocks and their pages for layers with windows, cleared first
 
     @property
     def query_rows(self) -> Int32:

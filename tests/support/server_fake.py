@@ -87,6 +87,29 @@ class FakeStream:
             self.cancelled = True
             self.engine.open.discard(self)
 
+    def listen(self, hear: Callable[[], None]) -> None:
+        """As Stream's, by a task that reads."""
+        self.heard: list[Delta] = []
+        self.over: EngineError | bool = False
+
+        async def read() -> None:
+            try:
+                async for deltas in self:
+                    self.heard += deltas
+                    hear()
+                self.over = True
+            except EngineError as error:
+                self.over = error
+            hear()
+
+        self.task = asyncio.ensure_future(read())
+
+    def take(self) -> tuple[list[Delta], bool]:
+        if isinstance(self.over, EngineError):
+            raise self.over
+        heard, self.heard = self.heard, []
+        return heard, self.over
+
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         sampling, spelt = self.sampling, self.engine.spelling
         room = self.engine.facts.max_model_len - len(self.ids)

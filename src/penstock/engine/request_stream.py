@@ -15,7 +15,8 @@ SCORED = 16  # tokens with logprobs from which on a merged delta grows no more: 
 
 
 class Stream:
-    """One request's deltas: `async for deltas in stream` until all its samples have ended. For one reader."""
+    """One request's deltas: `async for deltas in stream` until all its samples have ended. For one reader, who may
+    `listen` and `take` instead."""
 
     def __init__(self, asked: PendingRequest, cancel: Callable[[PendingRequest], None]) -> None:
         self.asked = asked
@@ -24,6 +25,7 @@ class Stream:
         self._merge_at = BEHIND  # deltas that wait for the reader, from which on they are merged
         self._end: PenstockError | bool = False  # whether, and with what, it has ended
         self._waiter: asyncio.Future[None] | None = None  # the reader's, while there is nothing for it
+        self._hear: Callable[[], None] | None = None  # the reader's, of one that listens
 
     def cancel(self) -> None:
         """Ends the request wherever it stands and ends the iteration; its blocks go back. Idempotent."""
@@ -45,6 +47,19 @@ class Stream:
                     await self._waiter
         finally:
             self.cancel()  # a reader that goes away early frees the blocks; after the last delta it changes nothing
+
+    def listen(self, hear: Callable[[], None]) -> None:
+        """Has `hear` called when there is news, and at the end: who reads thousands of streams has no task for each."""
+        self._hear = hear
+        if self._news or self._end is not False:
+            hear()
+
+    def take(self) -> tuple[list[Delta], bool]:
+        """Returns what has come, and whether no more will. Raises what it ended with, in place of what came before."""
+        if isinstance(self._end, PenstockError):
+            raise self._end
+        news, self._news = self._news, []
+        return news, self._end is True
 
     def push(self, news: list[Delta]) -> None:
         """StepOutputs; the list is the stream's from here on. None come after the end."""
@@ -93,6 +108,8 @@ class Stream:
         self._merge_at = max(BEHIND, 2 * len(kept))
 
     def _wake(self) -> None:
+        if self._hear is not None:
+            self._hear()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

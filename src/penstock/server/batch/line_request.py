@@ -154,23 +154,32 @@ class LinePreparer:
         """Runs work in a thread of lines alone, so that online work finds its own free."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    @property
+    def tools(self) -> PromptTools:
+        """What lines are made into ids with."""
+        return self._tools
+
     def failed(self, line: BatchLine, error: BaseException) -> LineOutcome:
         """Returns the outcome of a line that ended in an error; those of the engine and the server are raised again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
         request_id = new_request_id()
+        status = status_of(error) if isinstance(error, PenstockError) else 500
+        return answered(line.custom_id, status, request_id, self.fault(error, request_id))
+
+    def fault(self, error: BaseException, request_id: str) -> bytes:
+        """Returns the JSON of an error that a line ended in; one that is no error of the line's goes to the log too."""
         if isinstance(error, PenstockError):
-            return answered(line.custom_id, status_of(error), request_id, body_of(error))
+            return body_of(error)
         self._tell(error, request_id)
-        body = error_body("the server failed at this line; its log says how", kind="server_error", code="internal")
-        return answered(line.custom_id, 500, request_id, body)
+        return error_body("the server failed at this line; its log says how", kind="server_error", code="internal")
 
     def _tell(self, error: BaseException, request_id: str) -> None:
         """A batch may meet the same fault 50,000 times."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = (last.filename, last.lineno or 0)
         where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
-        print(f"penstock: a line of a batch failed by a fault of the server ({where}): {request_id}", file=sys.stderr)
+        print(f"penstock: a line failed by a fault of the server ({where}): {request_id}", file=sys.stderr)
         if place not in self._told:
             self._told.add(place)
             traceback.print_exception(error)

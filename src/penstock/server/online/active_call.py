@@ -5,7 +5,7 @@ shuts down, a deadline, an engine that dies. It knows the engine by its client a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Receive
@@ -65,9 +65,21 @@ class ActiveCall:
                 for at, deltas in step:
                     self._note(at, deltas)
                 yield step
-        self._open = False
-        self._leave()
-        self.call_metrics.close(self.streams)
+        self._finish()
+
+    def listen(self, hear: Callable[[], None]) -> None:
+        """Has `hear` called when `take` has something to give. For a call of one prompt."""
+        (stream,) = self.streams
+        stream.listen(hear)
+
+    def take(self) -> tuple[list[Delta], bool]:
+        """Returns what has come, in place of `steps`, and whether that was the last of it. Raises PenstockError."""
+        (stream,) = self.streams
+        deltas, over = stream.take()
+        self._note(0, deltas)
+        if over and self._open:
+            self._finish()
+        return deltas, over
 
     def cancel(self) -> None:
         """Ends what still runs; nothing after the last delta."""
@@ -81,6 +93,11 @@ class ActiveCall:
     @property
     def cached(self) -> int:
         return sum(stream.asked.num_cached_tokens for stream in self.streams)
+
+    def _finish(self) -> None:
+        self._open = False
+        self._leave()
+        self.call_metrics.close(self.streams)
 
     def _leave(self) -> None:
         if self.ticket is not None:

@@ -87,6 +87,13 @@ class BodyRoom:
         intake.large += size - self._bytes
         self._bytes = size
 
+    def left(self, size: int) -> None:
+        """Only so many bytes of the body are left."""
+        if size < self._bytes:
+            size = size if size > LARGE else 0
+            self._intake.large -= self._bytes - size
+            self._bytes = size
+
 
 def declared_size(request: Request) -> int:
     """Returns the bytes that a body says it has; 0 where it doesn't say."""

@@ -62,9 +62,10 @@ class TokenizedPrompt:
     ending: str = ""
 
 
-async def completion_prompts(form: CompletionForm, tools: PromptTools) -> list[TokenizedPrompt]:
-    """Raises HttpError, ContextLengthError."""
-    prompt = form.prompt
+async def completion_prompts(
+    prompt: str | list[Any], form: CompletionForm, tools: PromptTools
+) -> list[TokenizedPrompt]:
+    """Returns `prompt`, the form's or one in its place, as ids. Raises HttpError, ContextLengthError."""
     if isinstance(prompt, str):
         return await _text_prompts([prompt], form, tools)
     if not prompt:

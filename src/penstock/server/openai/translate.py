@@ -132,34 +132,51 @@ def _tools_size(form: ChatForm) -> int:
 
 async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call:
     """Raises UsageError."""
-    only_prompt, text = False, tools.tokenizer is not None
-    reader = None
-    if isinstance(form, ChatForm):
-        check_auto(form, tools.parsers)
-        given = _chat_sampling(form, tools.facts)
-        prompts = [await chat_prompt(form, tools)]
-        reading = AnswerReading(form, given, prompts[0], tools)
-        given, reader = reading.held(), reading.reader
-    else:
-        only_prompt = form.echo and form.max_tokens == 0
-        if form.echo and not text:
-            raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
-        given = _completion_sampling(form, tools.facts, detokenize=text)
-        if prompts_in(form.prompt) * given.n > MAX_CHOICES:
-            message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
-            raise HttpError(message, param="n")
-        prompts = await completion_prompts(form, tools)
-    await _make_stops(given, tools)
-    await _check_words(given, tools)
-    of_tools = isinstance(form, ChatForm) and form.response_format is None and form.structured_outputs is None
+    if isinstance(form, CompletionForm):
+        params = await completion_params(form, tools)
+        return params.call(await completion_prompts(form.prompt, form, tools), tools.facts)
+    check_auto(form, tools.parsers)
+    given = _chat_sampling(form, tools.facts)
+    prompts = [await chat_prompt(form, tools)]
+    reading = AnswerReading(form, given, prompts[0], tools)
+    given = reading.held()
+    await _check_texts(given, tools)
+    of_tools = form.response_format is None and form.structured_outputs is None
     await _check_form(given, tools, "tools" if of_tools else "structured_outputs")
     call = _call(form, given, prompts, tools.facts)
-    call.only_prompt = only_prompt
-    call.reader = reader
-    if isinstance(form, ChatForm):
-        call.include_reasoning = form.include_reasoning
-        call.asked = form.asked if isinstance(form, ResponsesChat) else None
+    call.reader = reading.reader
+    call.include_reasoning = form.include_reasoning
+    call.asked = form.asked if isinstance(form, ResponsesChat) else None
     return call
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionParams:
+    """What of a completion doesn't hang on its prompt: good for many of them."""
+
+    form: CompletionForm
+    sampling: SamplingParams
+    only_prompt: bool
+
+    def call(self, prompts: list[TokenizedPrompt], facts: EngineFacts) -> Call:
+        """Raises ContextLengthError."""
+        call = _call(self.form, self.sampling, prompts, facts)
+        call.only_prompt = self.only_prompt
+        return call
+
+
+async def completion_params(form: CompletionForm, tools: PromptTools) -> CompletionParams:
+    """Raises UsageError; of the form's prompts only for their number."""
+    only_prompt, text = form.echo and form.max_tokens == 0, tools.tokenizer is not None
+    if form.echo and not text:
+        raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
+    given = _completion_sampling(form, tools.facts, detokenize=text)
+    if prompts_in(form.prompt) * given.n > MAX_CHOICES:
+        message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
+        raise HttpError(message, param="n")
+    await _check_texts(given, tools)
+    await _check_form(given, tools, "structured_outputs")
+    return CompletionParams(form, given, only_prompt)
 
 
 def read_sampling(form: CompletionForm | ChatForm, facts: SamplingFacts) -> SamplingParams:
@@ -232,6 +249,12 @@ def _check_sizes(form: BaseForm, vocab_size: int) -> None:
     for name in ("logit_bias", "allowed_token_ids"):
         if len(getattr(form, name) or ()) > vocab_size:
             raise HttpError(f"{name} names more ids than the vocabulary has: name each once", param=name)
+
+
+async def _check_texts(sampling: SamplingParams, tools: PromptTools) -> None:
+    """Raises UsageError for stop strings and bad words that cannot be served."""
+    await _make_stops(sampling, tools)
+    await _check_words(sampling, tools)
 
 
 async def _make_stops(sampling: SamplingParams, tools: PromptTools) -> None:

@@ -20,6 +20,7 @@ from starlette.types import Scope
 from penstock import __version__
 from penstock.errors import FaultError, PenstockError
 from penstock.server.batch import batches, files
+from penstock.server.batch.bulk import BulkService, post_bulk
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online import control_handlers, handlers, token_handlers
 from penstock.server.online.access_log import AccessLog
@@ -32,9 +33,11 @@ from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpErr
 from penstock.server.process.not_served import not_served
 from penstock.server.process.openapi import (
     BATCH,
+    BULK,
     BYTES,
     DETOKENIZE,
     EVENTS,
+    LINES,
     TOKENIZE,
     UPDATE_WEIGHTS,
     UPLOAD,
@@ -58,6 +61,7 @@ def build_app(
     access = access or AccessPolicy()
     routes = [ServerRoute(operation, work, service, told) for operation, (work, told) in _ONLINE.items()]
     routes += [ServerRoute(operation, _owned(work), manager, told) for operation, (work, told) in _BATCHES.items()]
+    routes.append(ServerRoute("POST /v1/bulk", post_bulk, BulkService(service), Told((LINES,), BULK)))
     described = cache(lambda: _describe(service, access, routes))
 
     async def get_openapi(request: Request) -> Response:

@@ -24,8 +24,8 @@ INSTEAD = {
     "/v1/threads": "this server keeps no threads: take /v1/chat/completions, and keep the talk on your side",
     "/v1/messages": "Anthropic's messages are not served: take /v1/chat/completions",
     "/v1/load_lora_adapter": "adapters are not loaded while serving: merge one into the weights, and serve that folder",
-    "/custom/synchronous-batch-completions": "Tokasaurus's batch route is not served: send prompts as a list to "
-    "/v1/completions, or a file to /v1/batches",
+    "/custom/synchronous-batch-completions": "Tokasaurus's batch route is /v1/bulk here: a completion's body a "
+    "line, with a custom_id, and answers as lines of JSON",
     "/generate": "this path is of another server: take /v1/completions",
     "/invocations": "this path is of another server: take /v1/completions or /v1/chat/completions",
 }

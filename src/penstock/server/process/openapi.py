@@ -30,6 +30,7 @@ from penstock.vllm_arguments import Argument
 Json = dict[str, Any]
 EVENTS = "text/event-stream"
 BYTES = "application/octet-stream"
+LINES = "application/x-ndjson"
 _PREFIX = "#/components/schemas/"
 _TEXT: Json = {"type": "string"}
 _WHOLE: Json = {"type": "integer"}
@@ -281,6 +282,9 @@ class Told:
     body: Json | None = None
     query: tuple[Json, ...] = ()
     again: bool = False
+
+
+BULK: Json = {LINES: {"schema": {**_TEXT, "description": "a completion's body a line, with a custom_id"}}}
 
 
 def in_json(schema: Json) -> Json:

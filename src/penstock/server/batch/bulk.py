@@ -1,0 +1,276 @@
+"""POST /v1/bulk: thousands of prompts in one body, a line each; answers as lines, as they finish.
+
+    body --a line at a time, while there is room--> engine --> results --as the reader takes them--> client
+
+At the engine are about as many samples as it has rows; results that wait for a slow reader hold further lines back. A
+line that is broken is told by its number, and the others go on. It knows the service, lines and one HTTP exchange; no
+files, no database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.errors import EngineError, FaultError, PenstockError, ReplicaError
+from penstock.server.batch.fair_semaphore import FairSemaphore
+from penstock.server.batch.line_request import NO_FAULTS, LinePreparer
+from penstock.server.batch.pipeline import AHEAD
+from penstock.server.online.active_call import ActiveCall, ClientGoneError, until_gone
+from penstock.server.online.api_keys import Key
+from penstock.server.online.app_state import NO_TENANT, AppState
+from penstock.server.online.auth import key_of
+from penstock.server.online.buffered import ResponseBudget
+from penstock.server.online.intake import BodyRoom, Intake
+from penstock.server.online.request_limits import QueueFullError, Ticket
+from penstock.server.openai.answers import BaseAnswer, CompletionAnswer
+from penstock.server.openai.bulk_line import BulkReader, PackedAnswer, name_of, read_line, told
+from penstock.server.openai.http_errors import (
+    FAILED,
+    HttpError,
+    ShuttingDownError,
+    body_of,
+    new_request_id,
+    too_late,
+)
+from penstock.server.openai.translate import Call
+
+MOST_LINES = 128 * 1024  # of one body
+WAITING = 4 * 1024 * 1024  # bytes of results that a reader may leave before no line is added
+ASK_AGAIN = 0.05  # seconds until it is looked again whether the server's queue has room
+TURN = 16  # lines that are read in one turn of the loop; about 1 ms
+NDJSON = "application/x-ndjson"
+
+
+class BulkService:
+    """What all bodies of one server share. room: samples at the engine."""
+
+    def __init__(self, service: AppState) -> None:
+        rows = service.client.facts.max_num_seqs
+        self.service, self.lines = service, LinePreparer(service)
+        self.intake = Intake(service.limits, service.body_timeouts, service.servers)
+        self.room = FairSemaphore(max((rows + max(8, rows // AHEAD)) // service.servers, 1))
+
+
+async def post_bulk(bulk: BulkService, request: Request) -> Response:
+    """POST /v1/bulk. Raises PenstockError."""
+    key = key_of(request.scope)
+    bulk.service.request_limits.check(key)
+    with ExitStack() as held:
+        place = held.enter_context(bulk.intake.place())
+        body = await bulk.intake.read(request, place)
+        if body.count(b"\n") >= MOST_LINES:
+            raise HttpError(f"the body has more than {MOST_LINES:,} lines: send it in parts")
+        if not body.strip():
+            raise HttpError("the body has no lines: send a completion's body in each, with a custom_id")
+        return BulkStream(BulkRun(bulk, key, body, place), held.pop_all())
+
+
+class BulkStream(Response):
+    """The lines of one answer. What ends all of it early is its last line, an error without a line's number."""
+
+    def __init__(self, run: BulkRun, held: ExitStack) -> None:
+        super().__init__(media_type=NDJSON, headers={"cache-control": "no-cache", "x-request-id": run.id})
+        del self.headers["content-length"]  # not known ahead
+        self._run, self._held = run, held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        last = b""
+        with self._held:
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await until_gone(self._run.write(send), receive, self._run.closing)
+            except PenstockError as error:
+                last = body_of(error) + b"\n"
+            except ClientGoneError:
+                return
+            except Exception:  # a fault of ours: said to this client, raised again for the log
+                last = body_of(FaultError(FAILED)) + b"\n"
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+                raise
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+class BulkLine:
+    """A line at the engine."""
+
+    __slots__ = ("active", "answer", "choices", "custom_id", "marked", "number", "places", "timer")
+
+    def __init__(self, number: int, custom_id: str | None, active: ActiveCall, answer: BaseAnswer) -> None:
+        self.number, self.custom_id, self.active, self.answer = number, custom_id, active, answer
+        self.places = active.call.sampling.n
+        self.choices = [b""] * self.places
+        self.marked = False  # as one with news
+        self.timer: asyncio.TimerHandle | None = None
+
+    def take(self) -> tuple[int, bytes | None]:
+        """Returns the tokens of what has come, and the answer where that was all. Raises PenstockError."""
+        deltas, over = self.active.take()
+        positions = self.active.streams[0].asked.prompt_logprobs
+        made = 0
+        for delta in deltas:
+            self.choices[delta.index] = self.answer.choice(delta.index, delta, positions)
+            made += len(delta.token_ids)
+        if not over:
+            return made, None
+        usage = self.answer.usage(self.active.call_metrics.made, self.active.cached)
+        return made, b"".join(self.answer.body(self.choices, usage))
+
+
+class BulkRun:
+    """The lines of one body, until all are answered. closing: set when the server ends."""
+
+    def __init__(self, bulk: BulkService, key: Key | None, body: bytearray, place: BodyRoom) -> None:
+        self.id, self._bulk, self._key, self._body, self._place = new_request_id(), bulk, key, body, place
+        self._service = bulk.service
+        self.closing = self._service.closing
+        self._reader = BulkReader(bulk.lines.tools, self._service.model, self._service.limits)
+        self._open: dict[BulkLine, None] = {}
+        self._ready: list[BulkLine] = []  # of which there is news
+        self._results: list[bytes] = []  # that the client hasn't taken
+        self._waiting = 0  # bytes of these
+        self._news, self._taken = asyncio.Event(), asyncio.Event()
+
+    async def write(self, send: Send) -> None:
+        """Runs all lines. Raises EngineError where the engine died, ShuttingDownError where the server ends. What still
+        runs however it ends is cancelled."""
+        feeding = asyncio.create_task(self._feed())
+        feeding.add_done_callback(lambda _: self._news.set())
+        try:
+            with self._bulk.lines.answers.hold([]) as held:
+                while not (feeding.done() and not self._open and not self._results):
+                    await self._news.wait()
+                    self._news.clear()
+                    if feeding.done():
+                        feeding.result()
+                    await self._gather()
+                    await self._send(send, self._bulk.lines.answers, held)
+                feeding.result()
+        finally:
+            feeding.cancel()
+            await asyncio.wait((feeding,))
+            for line in list(self._open):
+                self._leave(line)
+
+    async def _send(self, send: Send, budget: ResponseBudget, held: Any) -> None:
+        """Hands results to the connection, which waits for its reader. Their bytes count meanwhile."""
+        while self._results:
+            results, self._results = self._results, []
+            size, self._waiting = self._waiting, 0
+            budget.add(held, size)
+            held.check()
+            data = b"".join(results)
+            piece = self._service.limits.piece_bytes
+            for at in range(0, len(data), piece):
+                await send({"type": "http.response.body", "body": data[at : at + piece], "more_body": True})
+            held.check()
+            budget.add(held, -size)
+            self._taken.set()
+
+    async def _gather(self) -> None:
+        """Makes results of lines that have ended."""
+        ready, self._ready = self._ready, []
+        for line in ready:
+            line.marked = False
+            if line not in self._open:
+                continue
+            try:
+                made, body = line.take()
+            except (EngineError, ShuttingDownError, *NO_FAULTS) as error:
+                if not isinstance(error, ReplicaError):
+                    raise
+                self._end(line, error)
+                continue
+            except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
+                self._end(line, error)
+                continue
+            if body is not None:
+                self._tell(line.number, line.custom_id, body)
+                self._leave(line)
+            await self._service.yielder.spend(TURN + made)
+
+    async def _feed(self) -> None:
+        """Brings lines to the engine, one after the other, as there is room for them."""
+        number = 0
+        while self._body:
+            number += 1
+            end = self._body.find(b"\n") + 1 or len(self._body)
+            line = bytes(self._body[:end])
+            del self._body[:end]
+            if number % TURN == 0:
+                self._place.left(len(self._body))
+                await asyncio.sleep(0)
+            while self._waiting > WAITING:
+                self._taken.clear()
+                await self._taken.wait()
+            if line.strip():
+                await self._begin(number, line)
+
+    async def _begin(self, number: int, line: bytes) -> None:
+        custom_id = None
+        try:
+            raw = read_line(line, self._service.limits)
+            custom_id = name_of(raw)
+            call, packed = await self._reader.read(raw)
+            await self._submit(number, custom_id, call, packed)
+        except (EngineError, ShuttingDownError, *NO_FAULTS):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
+            self._tell(number, custom_id, self._bulk.lines.fault(error, self.id))
+
+    async def _submit(self, number: int, custom_id: str | None, call: Call, packed: bool) -> None:
+        service, n = self._service, call.sampling.n
+        call.tenant = NO_TENANT if self._key is None else self._key.number
+        if call.logprobs is not None and not packed:
+            await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=False)
+        answer = (PackedAnswer if packed else CompletionAnswer)(call, service.model, service.spellings)
+        await self._bulk.room.acquire(n, owner=self.id)
+        try:
+            active = ActiveCall(service, call, await self._ticket(call))
+        except BaseException:
+            self._bulk.room.release(n, owner=self.id)
+            raise
+        made = BulkLine(number, custom_id, active, answer)
+        self._open[made] = None
+        deadline = service.deadline(call.timeout)
+        if deadline is not None:
+            made.timer = asyncio.get_running_loop().call_at(deadline, self._end, made, too_late())
+        active.listen(lambda: self._hear(made))
+
+    async def _ticket(self, call: Call) -> Ticket:
+        """Waits for a place in the server's queue. Raises HttpError for what the key's limits never let in."""
+        while True:
+            try:
+                return self._service.request_limits.acquire(self._key, call.sampling.n, call.size)
+            except QueueFullError:
+                await asyncio.sleep(ASK_AGAIN)
+
+    def _hear(self, line: BulkLine) -> None:
+        if not line.marked:
+            line.marked = True
+            self._ready.append(line)
+            self._news.set()
+
+    def _end(self, line: BulkLine, error: BaseException) -> None:
+        """Ends a line with an error."""
+        if line in self._open:
+            self._tell(line.number, line.custom_id, self._bulk.lines.fault(error, self.id))
+            self._leave(line)
+
+    def _leave(self, line: BulkLine) -> None:
+        del self._open[line]
+        if line.timer is not None:
+            line.timer.cancel()
+        line.active.cancel()
+        self._bulk.room.release(line.places, owner=self.id)
+
+    def _tell(self, number: int, custom_id: str | None, body: bytes) -> None:
+        result = told(number, custom_id, body)
+        self._results.append(result)
+        self._waiting += len(result)
+        self._news.set()

@@ -1,0 +1,144 @@
+"""One line of /v1/bulk: a completion's body with a custom_id, read; and what is answered to it, one line of JSON.
+
+    {"custom_id": "a", "prompt": [1, 2], "max_tokens": 16}  ->  {"line": 1, "custom_id": "a", "id": "cmpl-...", ...}
+
+Of lines that differ in prompt and custom_id alone the other fields are read once. `packed` answers hold ids and
+logprobs as bytes. It knows forms and deltas; no engine, no HTTP.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.engine.logprobs import LazyLogprobs
+from penstock.request import Delta, PositionLogprobs
+from penstock.server.openai.answers import CompletionAnswer
+from penstock.server.openai.batch_line import check_id
+from penstock.server.openai.forms import CompletionForm, completion_form, read_object
+from penstock.server.openai.http_errors import HttpError, check_model
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.prompt_ids import PromptTools, completion_prompts
+from penstock.server.openai.tool_forms import Json
+from penstock.server.openai.translate import Call, CompletionParams, completion_params
+
+KEPT = 256  # sets of fields that needn't be read again
+ANY_PROMPT = [0]  # in place of the prompt, where the other fields are read
+_encode = msgspec.json.Encoder().encode
+
+
+def read_line(line: bytes, limits: HttpLimits) -> Json:
+    """The line's object. Raises HttpError."""
+    return read_object(line, limits)
+
+
+def name_of(raw: Json) -> str | None:
+    """Takes the custom_id out of a line's object. Raises HttpError."""
+    custom_id = raw.pop("custom_id", None)
+    if custom_id is not None and not isinstance(custom_id, str):
+        raise HttpError("custom_id must be text", param="custom_id")
+    if custom_id is not None:
+        check_id(custom_id)
+    return custom_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What lines have in common that differ in their prompts."""
+
+    params: CompletionParams
+    packed: bool
+
+
+class BulkReader:
+    """Makes calls of the lines of one body."""
+
+    def __init__(self, tools: PromptTools, model: str, limits: HttpLimits) -> None:
+        self._tools, self._model, self._limits = tools, model, limits
+        self._known: OrderedDict[bytes, _Shared] = OrderedDict()
+
+    async def read(self, raw: Json) -> tuple[Call, bool]:
+        """Returns a line's call, and whether its answer is packed. Raises UsageError."""
+        prompt = raw.pop("prompt", None)
+        if not isinstance(prompt, str | list):
+            raise HttpError("prompt is missing: text, or a list of token ids", param="prompt")
+        if not prompt or (isinstance(prompt, list) and not isinstance(prompt[0], int)):
+            raise HttpError("a line takes one prompt: text, or a list of token ids", param="prompt")
+        shared = await self._shared(raw)
+        prompts = await completion_prompts(prompt, shared.params.form, self._tools)
+        return shared.params.call(prompts, self._tools.facts), shared.packed
+
+    async def _shared(self, raw: Json) -> _Shared:
+        key = _encode(raw)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = await self._read_fields(raw)
+            if len(self._known) > KEPT:
+                self._known.popitem(last=False)
+        return found
+
+    async def _read_fields(self, raw: Json) -> _Shared:
+        packed = raw.pop("packed", None)
+        if not isinstance(packed, bool | None):
+            raise HttpError("packed must be true or false", param="packed")
+        form = completion_form({**raw, "prompt": ANY_PROMPT}, self._limits)
+        check_model(form.model, self._model)
+        if form.stream:
+            raise HttpError("a line's answer is one line: leave stream out", param="stream")
+        if packed:
+            _check_packed(form)
+        params = await completion_params(form, self._tools)
+        if packed and not params.sampling.stop and params.sampling.structured_outputs is None:
+            params.sampling.detokenize = False  # nobody sees the text
+        return _Shared(params, bool(packed))
+
+
+def _check_packed(form: CompletionForm) -> None:
+    """Raises HttpError."""
+    for name in ("echo", "prompt_logprobs", "return_token_ids"):
+        if getattr(form, name):
+            raise HttpError(f"a packed answer is of drawn tokens alone: leave {name} out", param=name)
+    if form.logprobs:
+        raise HttpError("a packed answer has the drawn tokens' own logprobs: logprobs must be 0", param="logprobs")
+
+
+class PackedAnswer(CompletionAnswer):
+    """Choices without text: ids as int32 and their logprobs as float32, little-endian, in base64."""
+
+    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+        scores = None
+        if self._call.logprobs is not None:
+            scores = _packed(_chosen(delta), "<f4")
+        told: Json = {
+            "index": choice,
+            "token_ids": _packed(delta.token_ids, "<i4"),
+            "logprobs": scores,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if delta.weights_version is not None:
+            told["weights_version"] = delta.weights_version
+        return _encode(told)
+
+
+def _chosen(delta: Delta) -> Any:
+    """The logprob of each drawn token, [tokens]."""
+    scores = delta.logprobs or []
+    if isinstance(scores, LazyLogprobs):
+        return scores.columns[1]
+    return [each[token].logprob for each, token in zip(scores, delta.token_ids, strict=True)]
+
+
+def _packed(values: Any, kind: str) -> str:
+    return base64.b64encode(np.asarray(values, np.dtype(kind)).tobytes()).decode()
+
+
+def told(number: int, custom_id: str | None, body: bytes) -> bytes:
+    """Returns a line of the answer: `body`, an object, behind whose it is."""
+    return b'{"line":%d,"custom_id":%b,%b\n' % (number, _encode(custom_id), body[1:])

@@ -26,7 +26,9 @@ RANGE = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A Llama's sizes. ends: how many token ids end a sample. max_model_len: what the works need of the context."""
+    """A Llama's sizes. ends: how many token ids end a sample. max_model_len: what the works need of the context.
+
+    other: what a config of another family says beside, or in place of, a Llama's."""
 
     name: str
     hidden: int
@@ -42,6 +44,7 @@ class Shape:
     ends: int
     max_model_len: int = 4096
     rope_scaling: dict[str, Any] | None = None
+    other: dict[str, Any] = field(default_factory=dict)
     kv_share: float = 1.0  # bytes of a stored number of K and V, over a weight's
     products: tuple[tuple[int, int], ...] = field(init=False)  # (in, out) of a layer's matrix products
 
@@ -72,7 +75,7 @@ class Shape:
 
     def config(self) -> dict[str, Any]:
         """config.json as transformers 4 writes it."""
-        return {
+        config = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "hidden_size": self.hidden,
@@ -93,7 +96,10 @@ class Shape:
             "bos_token_id": None,
             "eos_token_id": None,
             "torch_dtype": "bfloat16",
-        }
+        } | self.other
+        if "hidden_activation" in self.other:  # Gemma's name for it
+            del config["hidden_act"]
+        return config
 
     def end_ids(self) -> list[int]:
         """The ids that end a sample: drawn once, the same on any machine."""
@@ -107,6 +113,29 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "rms_norm_eps": 1e-6, "use_sliding_window": False, "sliding_window": None, "router_aux_loss_coef": 0.001,
+}  # fmt: skip
+_OSS_YARN = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+_GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32, "num_experts_per_tok": 4,
+    "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12, "attention_bias": True,
+    "swiglu_limit": 7.0, "initial_context_length": 4096,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+    ]},
+}  # fmt: skip
+_GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "sliding_window": 1024, "rope_local_base_freq": 10_000.0,
+    "layer_types": [("full" if layer % 6 == 5 else "sliding") + "_attention" for layer in range(34)],
+    "attn_logit_softcapping": None, "final_logit_softcapping": None,
+}  # fmt: skip
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -117,6 +146,19 @@ SHAPES = {
         Shape(
             name="llama-3-8b", hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336,
             vocab=128_256, tied=False, theta=500_000.0, context=8192, ends=1000,
+        ),
+        Shape(
+            name="qwen3-30b-a3b", hidden=2048, layers=48, heads=32, kv_heads=4, head_dim=128, intermediate=6144,
+            vocab=151_936, tied=False, theta=1_000_000.0, context=40_960, ends=1187, other=_QWEN3_MOE,
+        ),
+        Shape(
+            name="gpt-oss-20b", hidden=2880, layers=24, heads=64, kv_heads=8, head_dim=64, intermediate=2880,
+            vocab=201_088, tied=False, theta=150_000.0, context=131_072, ends=1571, rope_scaling=_OSS_YARN,
+            other=_GPT_OSS,
+        ),
+        Shape(
+            name="gemma-3-4b", hidden=2560, layers=34, heads=8, kv_heads=4, head_dim=256, intermediate=10_240,
+            vocab=262_208, tied=True, theta=1_000_000.0, context=131_072, ends=2048, other=_GEMMA3,
         ),
         Shape(  # of no real model: what two cores can serve, and larger than the demo
             name="llama-40m", hidden=512, layers=12, heads=8, kv_heads=4, head_dim=64, intermediate=1536,
@@ -139,6 +181,8 @@ def write_model(shape: Shape, folder: Path, tokenizer: Path | None = None, *, we
     _write_json(folder / "config.json", shape.config())
     _write_json(folder / "generation_config.json", {"eos_token_id": shape.end_ids()})
     write_tokenizer(folder, tokenizer, shape.vocab)
+    if weights and shape.other:
+        raise SystemExit(f"the weights of {shape.name} are not written here: engines draw their own")
     if weights:
         _write_weights(shape, folder)
 

@@ -160,8 +160,7 @@ class Bench:
     """An open LLM and what its works are measured with."""
 
     def __init__(self, llm: LLM, shape: Shape, machine: Machine, options: argparse.Namespace) -> None:
-        sizes = llm.engine.runner.model_sizes
-        shape = replace(shape, kv_share=1.0 if sizes is None else sizes.kv_share)
+        self.sizes = llm.engine.runner.model_sizes
         self.llm, self.shape, self.machine, self.options = llm, shape, machine, options
         self.cuda = machine.device == "cuda"
         self.stop = rare_pair(llm.get_tokenizer().token_bytes, STOP_SHARE)
@@ -184,10 +183,16 @@ class Bench:
             "output_tokens_per_second": tokens / seconds, "requests_per_second": samples / work.n / seconds,
             "thrown_away_percent": None if cut or not computed else 100.0 * (computed - tokens) / computed,
             "host_ms": 1e3 * (seconds - waited) / len(steps) if len(steps) else None,
-            "limit_percent": 100.0 * limit_seconds(steps.columns(), self.shape, self.machine) / seconds,
+            "limit_percent": self.share_of_limit(seconds),
             "peak_memory_mib": self.peak(),
         }  # fmt: skip
         return row | (self.profile(work) if self.options.profile else {})
+
+    def share_of_limit(self, seconds: float) -> float | None:
+        """Returns percent; None for layers that the arithmetic doesn't cover (experts)."""
+        if self.sizes is None:
+            return None
+        return 100.0 * limit_seconds(self.watch.steps.columns(), self.sizes, self.machine) / seconds
 
     def draw(self, work: Work, salt: str, **limits: Any) -> tuple[float, int, int]:
         """Runs a work once, until its end or until the watch presses Ctrl-C. Returns seconds, samples that ended, and

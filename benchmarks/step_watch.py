@@ -26,11 +26,13 @@ class Watch:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        sizes = getattr(runner, "model_sizes", None)
+        self._windows = () if sizes is None else sizes.windows
         self.begin()
 
     def begin(self, *, deadline: float | None = None, window: Window | None = None) -> None:
         """deadline: of time.monotonic(), when the work is cut; None: never."""
-        self.steps = Steps()
+        self.steps = Steps(self._windows)
         self.waited = 0.0  # seconds in fetch
         self.launching = 0.0  # seconds in launch
         self.cut = False

@@ -64,7 +64,13 @@ class Told:
 @pytest.fixture
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]:
     def run(
-        speed: Speed, *, device: str = "cpu", room: int = 9, tunables: Mapping[str, int] | None = None, **told: Any
+        speed: Speed,
+        *,
+        device: str = "cpu",
+        room: int = 9,
+        tunables: Mapping[str, int] | None = None,
+        coarse_kv: str | None = None,
+        **told: Any,
     ) -> Tuned:
         Told.opened, Told.speed, Told.room, Told.clock = [], staticmethod(speed), room, 0.0  # type: ignore[assignment]
         found = [Decision(name=n, chosen=value, default=0) for n, value in (tunables or {}).items()]
@@ -76,7 +82,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]:
         monkeypatch.setattr(tune_file, "find_ops", gpu_ops)
         work = shape_work(WorkShape(16, 8, 10), read_model_config(model_folder()), 2304)
         options = BuildOptions(model="demo", out=str(model_folder()), **told)
-        return Tuner(options, [work], clock=lambda: Told.clock).run()
+        return Tuner(options, [work], coarse_kv, clock=lambda: Told.clock).run()
 
     return run
 
@@ -128,6 +134,8 @@ def test_knobs_that_a_model_is_opened_with(tuned: Callable[..., Tuned]) -> None:
     assert named(found)["kv_cache_dtype"].chosen == "auto"
     assert Told.opened == []
     assert "kv_cache_dtype" not in named(tuned(speed, device="cuda", kv_cache_dtype="fp8"))
+    coarse = named(tuned(lambda knobs: 1.0 + ("kv_cache_dtype" in knobs), device="cuda", coarse_kv="KL 1 off"))
+    assert (coarse["kv_cache_dtype"].chosen, coarse["kv_cache_dtype"].note) == ("auto", "KL 1 off")
     assert "max_num_seqs" not in named(tuned(speed, device="cuda", knobs={"max_num_seqs": 64}))
 
 

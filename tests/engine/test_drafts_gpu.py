@@ -25,6 +25,7 @@ def test_drafts_change_no_token(tmp_path: Path, ahead: int) -> None:
         for k in range(48)
     ]  # fmt: skip
     knobs = {"device": "cuda", "dtype": "float32", "max_num_seqs": 128, "max_model_len": 160, "steps_ahead": ahead}
+    knobs["kv_cache_tokens"] = 100_000
     with LLM(str(make_folder(tmp_path)), enable_prefix_caching=False, prefix_groups="always", **knobs) as llm:
         alone = [llm.generate([p], [a], use_tqdm=False)[0] for p, a in zip(prompts, asks, strict=True)]
         scheduler = llm._engine.scheduler

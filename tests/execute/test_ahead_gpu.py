@@ -137,7 +137,9 @@ def _work(llm: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", device="cuda", max_num_seqs=192, max_model_len=512, preempt_every=17) as made:
+    with LLM(
+        "demo", device="cuda", max_num_seqs=192, max_model_len=512, kv_cache_tokens=100_000, preempt_every=17
+    ) as made:
         yield made
 
 
@@ -156,7 +158,7 @@ def test_a_burst_of_short_prompts_compiles_nothing() -> None:
     """More chunks in one step than any other test has: 8,192 prompts of two tokens at once."""
     burst = [[5 + i % 100, 5 + i // 100] for i in range(9000)]
     most = 0
-    with LLM("demo", device="cuda", max_num_seqs=8192, max_model_len=64) as llm:
+    with LLM("demo", device="cuda", max_num_seqs=8192, max_model_len=64, kv_cache_tokens=600_000) as llm:
         runner = llm.engine.runner
         launch = runner.launch
 
@@ -186,7 +188,7 @@ def test_memory_is_enough_for_the_worst_mix() -> None:
         allowed_token_ids=list(range(500)),
     )  # fmt: skip
     total = torch.cuda.mem_get_info()[1]
-    with LLM("demo", device="cuda", max_num_seqs=1024, max_model_len=2048) as llm:
+    with LLM("demo", device="cuda", max_num_seqs=1024, max_model_len=2048, kv_cache_tokens=600_000) as llm:
         outs = llm.generate([prompt * 4 for prompt in PROMPTS], every, use_tqdm=False)
         free = torch.cuda.mem_get_info()[0]
     assert all(len(out.outputs) == 4 and len(out.outputs[0].token_ids) == 24 for out in outs)

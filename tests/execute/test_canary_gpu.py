@@ -17,7 +17,10 @@ from penstock import LLM, SamplingParams
 
 pytestmark = pytest.mark.gpu
 
-KNOBS: dict[str, Any] = {"device": "cuda", "skip_tokenizer_init": True, "max_model_len": 512, "prefix_groups": "always"}
+KNOBS: dict[str, Any] = {
+    "device": "cuda", "skip_tokenizer_init": True, "max_model_len": 512, "prefix_groups": "always",
+    "kv_cache_tokens": 1_000_000,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,7 @@ CASES: dict[str, Case] = {
         "Mixtral", heads(4, 2, 64) | {"num_local_experts": 6, "sliding_window": 37},
     ),
     "gpt_oss 4/2 of 64, window 37": (
-        "GptOss", heads(4, 2, 64) | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 37},
+        "GptOss", heads(4, 2, 64) | YARN | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 37},
     ),
     "granite 4/2 of 64": (
         "Granite", heads(4, 2, 64)

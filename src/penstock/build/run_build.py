@@ -2,6 +2,8 @@
 
     fetch -> work -> weights -> tune -> compile -> check -> pack
 
+On a GPU that reads eight bits, tuning begins by a check of K and V in them: what would fail later is not timed.
+
 It joins stages; what each does stands in its own file. Stages that open an engine run in processes of their own.
 """
 
@@ -42,7 +44,8 @@ from penstock.build.tune import Tuned
 from penstock.build.work_sample import WorkRow, WorkSample, rows_work, shape_work, spread
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.built_on import built_on
-from penstock.execute.open_runner import find_device
+from penstock.execute.kv_fit import reads_eight_bits
+from penstock.execute.open_runner import find_device, find_ops
 from penstock.models.generation_config import read_generation_defaults
 from penstock.models.read_config import read_model_config
 from penstock.status_line import duration, size_of
@@ -96,7 +99,7 @@ class _Build:
         works = self._stage("work", lambda: self._works(Path(source.folder), rows))["works"]
         weights = msgspec.convert(self._stage("weights", lambda: self._weights(source, works)), Decision)
         files = self._files()
-        tuned, decided = self._fit(works)
+        tuned, decided = self._fit(works, coarse_kv=self._coarse_kv(source, works, str(weights.chosen)))
         quality, kv_scales = self._check(source, works, str(weights.chosen), decided)
         return self._pack(
             Manifest(
@@ -135,9 +138,30 @@ class _Build:
             )
         )
 
-    def _fit(self, works: list[Result], before: Manifest | None = None) -> tuple[Tuned, Result]:
+    def _coarse_kv(self, source: SourceModel, works: list[Result], kind: str) -> str | None:
+        """Says why K and V stay wide where eight bits, which a user left to the build, would fail its check."""
+        config = self._options.config()
+        device = find_device(config.model.device)
+        if "kv_cache_dtype" in self._options.named or device.type == "cpu":
+            return None
+        if not self._options.tune_minutes or not reads_eight_bits(device, find_ops(config)):
+            return None
+        decided: Result = {"engine": {**self._kept(), "kv_cache_dtype": "fp8"}, "tunables": {}}
+        off = self._state.stage("kv", lambda: self._score("tune", source, works, decided))["kl_mean"]
+        return (
+            f"fp8 would be KL {off:.3g} off, and {self._bound(kind):g} is the bound"
+            if off > self._bound(kind)
+            else None
+        )
+
+    def _bound(self, kind: str) -> float:
+        return USUAL_KL[kind] if self._options.max_kl is None else self._options.max_kl
+
+    def _fit(
+        self, works: list[Result], before: Manifest | None = None, coarse_kv: str | None = None
+    ) -> tuple[Tuned, Result]:
         """Times the choices, and compiles for them. before: an artifact's, which keeps what there is no time for."""
-        tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
+        tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works, coarse_kv)), Tuned)
         tuned = tuned if before is None else _kept_where_untimed(tuned, before)
         decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
         self._stage("compile", lambda: self._compile(decided, works))
@@ -230,10 +254,10 @@ class _Build:
         found: Result = msgspec.to_builtins(decision)
         return found
 
-    def _tune(self, works: list[Result]) -> Result:
+    def _tune(self, works: list[Result], coarse_kv: str | None) -> Result:
         minutes = self._options.tune_minutes
         self._say("tune", f"{minutes:g} minutes at most" if minutes else UNTIMED)
-        return run_apart("tune", {"options": self._told, "works": works})
+        return run_apart("tune", {"options": self._told, "works": works, "coarse_kv": coarse_kv})
 
     def _compile(self, decided: Result, works: list[Result]) -> Result:
         if find_device(self._options.config().model.device).type == "cpu":
@@ -245,9 +269,9 @@ class _Build:
 
     def _check(self, source: SourceModel, works: list[Result], kind: str, decided: Result) -> tuple[Quality, Any]:
         """Returns how far the built model is off, and its scales of K and V. CheckpointError past the bound."""
-        scored = dict(self._stage("check", lambda: self._score(source, works, decided)))
+        scored = dict(self._stage("check", lambda: self._score("check", source, works, decided)))
         kv_scales = scored.pop("kv_scales")
-        bound = USUAL_KL[kind] if self._options.max_kl is None else self._options.max_kl
+        bound = self._bound(kind)
         costs = self._state.known("costly") or {}
         quality = Quality(**scored, bound=bound, by_matrix=costs, kept_wide=self._options.keep_wide)
         self._say("check", f"KL {quality.kl_mean:.2g} (bound {bound:g}), the same token at {quality.agreement:.2%}")
@@ -266,8 +290,8 @@ class _Build:
             f"{bound:g} is the bound: {way_out}"
         )
 
-    def _score(self, source: SourceModel, works: list[Result], decided: Result) -> Result:
-        self._say("check", "the unbuilt model, then the built one, on the same texts")
+    def _score(self, stage: str, source: SourceModel, works: list[Result], decided: Result) -> Result:
+        self._say(stage, "the unbuilt model, then the built one, on the same texts")
         job = {"options": self._told, "folder": source.folder, "works": works}
         self._state.stage("reference", lambda: run_apart("score_source", job))
         return run_apart("score_built", {"options": self._told, **decided})

@@ -61,20 +61,25 @@ class Tuned(msgspec.Struct):
     works: list[WorkSample]
 
 
-def tune(options: dict[str, Any], works: list[dict[str, Any]]) -> Result:
-    """Tunes the model folder that stands in options' `out`: a stage's call."""
+def tune(options: dict[str, Any], works: list[dict[str, Any]], coarse_kv: str | None = None) -> Result:
+    """Tunes the model folder that stands in options' `out`: a stage's call. coarse_kv: why K and V stay wide."""
     asked = msgspec.convert(options, BuildOptions)
-    told: dict[str, Any] = msgspec.to_builtins(Tuner(asked, msgspec.convert(works, list[WorkSample])).run())
+    tuner = Tuner(asked, msgspec.convert(works, list[WorkSample]), coarse_kv)
+    told: dict[str, Any] = msgspec.to_builtins(tuner.run())
     return told
 
 
 class Tuner:
-    """The tuning of one build. clock: seconds."""
+    """The tuning of one build. coarse_kv: why K and V in eight bits are not among the choices. clock: seconds."""
 
     def __init__(
-        self, options: BuildOptions, works: list[WorkSample], clock: Callable[[], float] = time.monotonic
+        self,
+        options: BuildOptions,
+        works: list[WorkSample],
+        coarse_kv: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._options, self._works, self._clock = options, works, clock
+        self._options, self._works, self._coarse_kv, self._clock = options, works, coarse_kv, clock
         self._folder = Path(options.out)
         self._seconds = 60.0 * options.tune_minutes
         self._end = 0.0  # of the time for knobs
@@ -164,7 +169,9 @@ class Tuner:
             return []  # no graphs of so many rows, and eight bits of KV cost time there (docs/design/eight_bits.md)
         rows = padded(max(work.concurrency for work in self._works))
         wanted: list[tuple[str, Value]] = [("max_num_seqs", rows)]
-        if reads_eight_bits(device, find_ops(self._config())) and not self._options.retune:
+        if self._coarse_kv is not None:
+            self._take(Decision(name="kv_cache_dtype", chosen="auto", default="auto", note=self._coarse_kv))
+        elif reads_eight_bits(device, find_ops(self._config())) and not self._options.retune:
             wanted.append(("kv_cache_dtype", "fp8"))
         return [each for each in wanted if each[0] not in self._options.named]
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 TOLD = (
     "--device", "cuda", "--shape", "64x32:16", "--shape", "200x8:3", "--tune-minutes", "0.5",
-    "--kv-cache-tokens", "20000", "--gpu-memory-utilization", "0.5",  # beside other tests
+    "--kv-cache-tokens", "20000",  # beside other tests
 )  # fmt: skip
 OPEN = """
 import json, sys

@@ -88,6 +88,42 @@ def test_binaries_move_with_their_folder(tmp_path: Path) -> None:
     assert "the kernel _copy is not among the binaries of" in str(said) and "--retune" in str(said)
 
 
+# Prints a kernel's hash. `seen`: a function that it calls, and that reads a constant of the file, was hashed before.
+ORDER = """
+import sys
+import triton
+import triton.language as tl
+from penstock.kernels.triton import disk_cache
+SIZE: tl.constexpr = tl.constexpr(512)
+
+@triton.jit
+def _called(x):
+    return x * SIZE
+
+@triton.jit
+def _calls(x, out):
+    tl.store(out, _called(tl.load(x)))
+
+disk_cache.install()
+if "seen" in sys.argv:
+    _called.cache_key
+print(_calls.cache_key)
+"""
+
+
+@pytest.mark.torch
+def test_a_key_does_not_hang_on_which_kernel_came_first(tmp_path: Path) -> None:
+    script = tmp_path / "order.py"
+    script.write_text(ORDER)
+    env = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    said = {
+        subprocess.run([sys.executable, script, *more], env=env, capture_output=True, text=True, check=True).stdout
+        for more in ([], ["seen"])
+    }
+    assert len(said) == 1 and len(said.pop().strip()) == 64
+
+
 def _files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

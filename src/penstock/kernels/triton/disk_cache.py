@@ -10,7 +10,8 @@ start): it is recorded, beside Triton's cache and in an artifact, and holds as l
 version and size, and at home by the times of their last change.
 
 An artifact's launchers are machine code of the host: who opens an artifact trusts it as a program (a hub's snapshot
-brings none). It knows Triton's seams (`knobs.cache.manager_class`, `runtime.cache.triton_key`), as of 3.6 to 3.9.
+brings none). It knows Triton's seams (`knobs.cache.manager_class`, `runtime.cache.triton_key`, how a kernel's source is
+hashed with the functions that it calls), as of 3.6 to 3.9.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 import triton
 from triton import knobs
-from triton.runtime import cache
+from triton.runtime import cache, jit
 
 from penstock.disk import write_whole
 from penstock.errors import PenstockError
@@ -38,13 +39,22 @@ _KEPT = (".json", *_BINARIES_END)  # of what Triton writes for a kernel: the res
 _BINARIES = Binaries()  # Triton's seam is a class that is told a key and nothing else
 _USUAL = knobs.cache.manager_class or cache.FileCacheManager
 _hash_triton = cache.triton_key
+_hash_called = jit.DependenciesFinder._update_hash
 
 
 def install() -> Binaries:
     """Puts what is here in Triton's seams; returns what this process knows of its binaries."""
     knobs.cache.manager_class = _manager
     cache.triton_key = _recorded_key
+    jit.DependenciesFinder._update_hash = _hash_called_first
     return _BINARIES
+
+
+def _hash_called_first(finder: jit.DependenciesFinder, called: jit.JITCallable) -> None:
+    """Triton takes a called function's constants into a kernel's hash only if the function had been hashed before, by
+    another kernel: the key would hang on which of them is launched first. Now it always has been."""
+    called.cache_key  # noqa: B018
+    _hash_called(finder, called)
 
 
 def _manager(key: str, override: bool = False, dump: bool = False) -> cache.CacheManager:

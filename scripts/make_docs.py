@@ -174,7 +174,7 @@ def vllm_page() -> str:
     spellings = "; ".join(
         f"{name} `{theirs}` is `{here}`" for name, known in SPELLINGS.items() for theirs, here in known.items()
     )
-    own = [field.name for field in fields(SamplingParams)]
+    own = [field.name for field in fields(SamplingParams) if field.name != "stop_when"]
     return "\n".join([
         f"# Coming from vLLM\n\n{NOTE}\n{FROM_VLLM}",
         "## `LLM(...)`, and every command with engine options\n",
@@ -184,7 +184,7 @@ def vllm_page() -> str:
         f"The same here: {_quoted(SHARED_SERVE)}. All of the above, and:\n",
         _fates(SERVE),
         "## `SamplingParams`\n",
-        f"The same here: {_quoted(own)}.\n",
+        f"The same here: {_quoted(own)}. Ours alone: `stop_when`.\n",
         _fates(SAMPLING),
         "## `generate` and `chat`\n",
         "What they take is in [llm.md](llm.md). Of vLLM's others:\n",

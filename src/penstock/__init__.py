@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.llm import LLM
     from penstock.llm.async_llm import AsyncLLM
-    from penstock.request import CompletionOutput, RequestOutput, SamplingParams, StructuredOutputsParams
+    from penstock.request import CompletionOutput, RequestOutput, SamplingParams, StopWhen, StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "PenstockError",
     "RequestOutput",
     "SamplingParams",
+    "StopWhen",
     "StructuredOutputsParams",
     "__version__",
 ]
@@ -32,6 +33,7 @@ _HOMES = {
     "PenstockError": "penstock.errors",
     "RequestOutput": "penstock.request",
     "SamplingParams": "penstock.request",
+    "StopWhen": "penstock.request",
     "StructuredOutputsParams": "penstock.request",
 }
 

@@ -28,6 +28,7 @@ MAX_SAMPLES = 65_536
 MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choices together
 MAX_SEED = 2**63 - 1
 MAX_SALT = 2**62 - 1
+REST = -1  # in place of a sample to cancel: all that have not ended, and what each has made is told
 _WHOLE: dict[str, tuple[int, int | None]] = {  # whole numbers of SamplingParams: the lowest and the highest
     "n": (1, MAX_SAMPLES),
     "min_tokens": (0, None),
@@ -112,6 +113,25 @@ def _form(rule: str) -> UsageError:
     return UsageError(rule, param="structured_outputs", rule=rule)
 
 
+@dataclass(slots=True, kw_only=True)
+class StopWhen:
+    """When a request of n samples ends before all of them have: once `agree` samples have ended with the same answer,
+    so with 1 at the first that has one. The rest end with finish_reason `abort` and stop_reason `stop_when`.
+
+    pattern: a regex, looked for in the text of each sample that has ended. Its first match's first group is the answer,
+        without a group the match; a sample without a match has none.
+    """
+
+    pattern: str
+    agree: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str) or not 0 < len(self.pattern) <= MAX_STOP_CHARACTERS:
+            rule = f"stop_when.pattern must be a regex of 1 to {MAX_STOP_CHARACTERS:,} characters"
+            raise UsageError(rule, param="stop_when", rule=rule)
+        _whole("stop_when.agree", self.agree, 1, MAX_SAMPLES, "stop_when")
+
+
 @takes_vllms
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
@@ -129,6 +149,7 @@ class SamplingParams:
     stop_token_ids: ids that end a sample, beside the model's own end ids (which ignore_eos turns off).
     seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the engine draws one.
     structured_outputs: the form that each sample has; it ends where that is complete, and draws no end id before.
+    stop_when: which answers of its samples end the request, the samples that are still drawn included.
     logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
     """
 
@@ -155,6 +176,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    stop_when: StopWhen | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -181,10 +203,22 @@ class SamplingParams:
             raise _wrong("structured_outputs", "a StructuredOutputsParams", self.structured_outputs)
         if self.structured_outputs is not None and self.ignore_eos:
             raise _form("ignore_eos leaves a structured answer no end: leave one of them out")
+        self._check_stop_when()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(self.stop or ())
+
+    def _check_stop_when(self) -> None:
+        if not isinstance(self.stop_when, (StopWhen, NoneType)):
+            raise _wrong("stop_when", "a StopWhen", self.stop_when)
+        rule = None
+        if self.stop_when is not None and self.stop_when.agree > self.n:
+            rule = "stop_when.agree is above n: so many samples are never there to agree"
+        elif self.stop_when is not None and not self.detokenize:
+            rule = "stop_when needs text: leave detokenize on"
+        if rule is not None:
+            raise UsageError(rule, param="stop_when", rule=rule)
 
     def _check_lists(self) -> None:
         for token, value in (self.logit_bias or {}).items():
@@ -218,11 +252,11 @@ def _bias(bias: object) -> dict[int, float]:
         raise UsageError("logit_bias must map token ids to numbers, as {17: -100.0}", param="logit_bias") from error
 
 
-def _whole(name: str, value: object, low: int, high: int | None) -> None:
+def _whole(name: str, value: object, low: int, high: int | None, param: str | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(name, "a whole number", value)
+        raise _wrong(name, "a whole number", value, param)
     if value < low or (high is not None and value > high):
-        raise _wrong(name, f"between {low} and {high}" if high is not None else f"at least {low}", value)
+        raise _wrong(name, f"between {low} and {high}" if high is not None else f"at least {low}", value, param)
 
 
 def _real(param: str, value: object, name: str | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -57,6 +58,7 @@ def test_what_it_asks_and_what_it_writes(tmp_path: Path, capsys: pytest.CaptureF
     assert [p.key for p in llm.asked] == [0, 1, 2, 3, 4]
     assert len({p.params.seed for p in llm.asked}) == 5
     assert all(p.samples is None and p.params.n == N and p.params.stop == ["Question:"] for p in llm.asked)
+    assert all(p.group_stop is None for p in llm.asked)
     prompt = llm.asked[0].prompt
     assert isinstance(prompt, str)
     assert (
@@ -219,3 +221,34 @@ def test_bad_input_leaves_nothing(tmp_path: Path) -> None:
 
 def must_not_open(config: Config) -> None:
     raise AssertionError("the model was opened before the input was checked")
+
+
+@pytest.mark.parametrize("rule", ["right", "agree:2"])
+def test_problems_end_early_and_a_later_sitting_knows_what_was_answered(
+    tmp_path: Path, rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ask(tmp_path, n=12, stop_when=rule)
+    with pytest.raises(KeyboardInterrupt):
+        run_monkeys(Config(), options, opener(FakeLLM(dies_after=17)))
+    summary = run_monkeys(Config(), options, opener(FakeLLM()))
+    rows = samples(tmp_path / "out")
+    assert len(rows) == 5 * 12
+    for problem in range(5):
+        mine = [row for (p, _), row in rows.items() if p == problem]
+        cut = [row for row in mine if row["finish_reason"] == "abort"]
+        ended = Counter(row["answer"] for row in mine if row["finish_reason"] == "stop")
+        assert cut and all(row["answer"] is None and not row["right"] and row["token_count"] == 2 for row in cut)
+        if rule == "right":
+            assert sum(row["right"] for row in mine) == 1
+        else:
+            assert max(ended.values()) == 2
+    assert [point["k"] for point in summary["coverage"]] == [12], "of fewer samples nothing can be said"
+    assert summary["output_tokens"] == sum(row["token_count"] for row in rows.values())
+    assert summary["settings"]["stop_when"] == rule and summary["finish_reasons"]["abort"] > 5
+    assert "stopped early" in capsys.readouterr().out
+
+
+def test_a_rule_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    for rule in ("first", "agree:0", "agree:", "agree:7"):
+        with pytest.raises(UsageError, match="--stop-when"):
+            ask(tmp_path, stop_when=rule)

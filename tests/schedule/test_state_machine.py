@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from schedule_drive import EOS, VOCAB, Drive, submit_random
 
-from penstock.request import SamplingParams
+from penstock.request import REST, SamplingParams
 from penstock.schedule.scheduler_config import SchedulerConfig
 
 RANDOMS = st.randoms(use_true_random=False)
@@ -58,6 +58,11 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel_request(self, data: st.DataObject) -> None:
         self.drive.cancel(data.draw(st.sampled_from(sorted(self.drive.asked))))
+
+    @precondition(lambda self: self.drive.asked)
+    @rule(data=st.data())
+    def cut_request(self, data: st.DataObject) -> None:
+        self.drive.cancel(data.draw(st.sampled_from(sorted(self.drive.asked))), REST)
 
     @precondition(lambda self: self.drive.asked)
     @rule(data=st.data())
@@ -119,13 +124,14 @@ def random_replay(seed: int, lag: int, few: int = 64, windows: bool = False) -> 
         if rng.random() < 0.25:
             number = rng.choice(sorted(drive.asked))
             sample = rng.randrange(drive.asked[number].request.sampling.n)
-            drive.cancel(number, rng.choice([None, sample, sample]))
+            which = rng.choice([None, sample, sample])
+            drive.cancel(number, REST if which is None and seed % 2 else which)
     drive.finish(lag)
     return drive
 
 
-def tight_replay(seed: int, lag: int, few: int = 64, windows: bool = False) -> Drive:
-    """Long outputs where short ones are expected, in few blocks."""
+def tight_replay(seed: int, lag: int, few: int = 64, windows: bool = False, cut_each: int = 0) -> Drive:
+    """Long outputs where short ones are expected, in few blocks. cut_each: steps after which a request is cut."""
     rng = random.Random(seed)
     limits = SchedulerConfig(
         num_blocks=rng.randrange(13, 22),
@@ -148,6 +154,12 @@ def tight_replay(seed: int, lag: int, few: int = 64, windows: bool = False) -> D
             logprobs=[None, 0, 2, 0, 3, 1][number],
         )  # fmt: skip
         drive.submit(prompt, params, stream=rng.random() < 0.3)
+    for number in range(6 if cut_each else 0):
+        for _ in range(cut_each):
+            drive.step()
+            while len(drive.device.results) > lag:
+                drive.read()
+        drive.cancel(number, REST)
     drive.finish(lag)
     return drive
 
@@ -168,6 +180,8 @@ def happened(drive: Drive) -> Counter[str]:
         kept_back=drive.kept_back,
         carried=drive.carried,
         constrained=drive.constrained,
+        cut=drive.cut,
+        cut_waiting=drive.cut_waiting,
     )
 
 
@@ -185,6 +199,16 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_cut_request_tells_what_each_sample_made(lag: int) -> None:
+    """Running, preempted, waiting with what it had made and its scores, and not begun."""
+    seen = Counter[str]()
+    for seed in range(4):
+        seen += happened(tight_replay(seed, lag, cut_each=60))
+    asked = ("preempted", "cut", "cut_waiting")
+    assert min(seen[what] for what in asked) > 0, f"the replays are too tame: {seen}"
 
 
 @pytest.mark.parametrize("lag", range(4))

@@ -109,6 +109,11 @@ FIELDS: dict[str, list[Any]] = {
     "stop": [
         "", ["a", ""], 7, {}, [CANARY] * 65, ["s" * 32] * 65, ["s" * 1025, "t" * 1024], LONG, [LONG],
     ],
+    "stop_when": [
+        CANARY, [], {}, {"pattern": ""}, {"pattern": "("}, {"pattern": CANARY, "agree": 0},
+        {"pattern": "x", "agree": 2}, {"pattern": "[ab]{" + str(NUMBER) + "}"},
+        {"pattern": "(" * 2000}, {"pattern": "s" * 2049}, {"pattern": "x", "agree": NUMBER},
+    ],
     "stop_token_ids": [[-1], [256], 3, [1] * 70_000, [NUMBER], [-NUMBER]],
     "logit_bias": [
         {CANARY: 1}, {"256": 1}, {"-1": 1}, {"1": 101}, {"٣": 1}, {"9" * 5000: 1}, [], {" 1": 1}, {"1_0": 1}, {"": 1},
@@ -188,6 +193,8 @@ def _fields() -> list[Case]:
     options = {"include_obfuscation": True, "include_usage": 1, "continuous_usage_stats": 1, CANARY: 1}
     return [
         *(_completion(400, name, **{name: value}) for name, values in FIELDS.items() for value in values),
+        _completion(400, "stop_when.pattern", stop_when={"pattern": 7}),
+        _completion(400, "stop_when.answer", "unknown_parameter", stop_when={"pattern": CANARY, "answer": 1}),
         *(_completion(400, name, "unsupported_parameter", **{name: value}) for name, value in UNSERVED.items()),
         *(
             _completion(400, f"stream_options.{name}", stream=True, stream_options={name: value})

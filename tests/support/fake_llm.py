@@ -18,7 +18,7 @@ import pytest
 
 from penstock.jobs.progress import Progress
 from penstock.llm import Finished, Prompt
-from penstock.request import CompletionOutput
+from penstock.request import CompletionOutput, Delta
 
 CONTEXT = 20_000
 IN_FLIGHT = 8
@@ -53,6 +53,7 @@ class FakeLLM:
             while len(waiting) < IN_FLIGHT and (prompt := next(source, None)) is not None:
                 self.asked.append(prompt)
                 waiting += self._samples(prompt)
+                _cut_if_over(prompt, waiting)
             self.most_in_flight = max(self.most_in_flight, len({f.key for f in waiting}))
             if not waiting:
                 return
@@ -60,6 +61,7 @@ class FakeLLM:
                 raise KeyboardInterrupt
             time.sleep(self.delay)
             finished = waiting.pop(order.randrange(len(waiting)))
+            _hear(self.asked, finished, waiting)
             self.generation_tokens += len(finished.output.token_ids) if finished.output else 0
             given += 1
             yield finished
@@ -92,6 +94,22 @@ class Waves(FakeLLM):
             for _ in range(self.idle):
                 after_step()
                 self.look()
+
+
+def _hear(asked: list[Prompt], finished: Finished, waiting: list[Finished]) -> None:
+    """Lets who counts a prompt's answers hear one, and cuts those that wait where it is over."""
+    (prompt,) = (prompt for prompt in asked if prompt.key == finished.key)
+    output = finished.output
+    if prompt.group_stop is not None and output is not None:
+        prompt.group_stop.hear(Delta(0, output.index, output.text, output.token_ids, output.finish_reason))
+        _cut_if_over(prompt, waiting)
+
+
+def _cut_if_over(prompt: Prompt, waiting: list[Finished]) -> None:
+    if prompt.group_stop is not None and prompt.group_stop.over:
+        for other in (f.output for f in waiting if f.key == prompt.key and f.output is not None):
+            other.text, other.token_ids = other.text[:4], other.token_ids[:2]
+            other.finish_reason, other.stop_reason = "abort", "stop_when"
 
 
 def sample(text: str, seed: int | None, index: int) -> CompletionOutput:

@@ -14,9 +14,9 @@ import numpy as np
 from fake_device import Alone, FakeDevice, logprob_of, sample_alone, stored
 from toy_constraint import Alternating
 
-from penstock.request import Request, SamplingParams
+from penstock.request import REST, Request, SamplingParams
 from penstock.row_table import MAX_DRAFTS
-from penstock.schedule.deltas import ERROR, GOES_ON, Deltas, PromptNews
+from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, Deltas, PromptNews
 from penstock.schedule.rows import DRAINED, ENDED, FREE, PREEMPTED, RUNNING
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -81,6 +81,8 @@ class Drive:
         self.requeued = self.stalled = self.taken = 0
         self.scored = self.kept_back = 0  # tokens with scores; those that did not go up when they were read
         self.constrained = 0  # tokens of constrained samples that came to their end
+        self.cut = 0  # tokens of cut samples that went up with their end
+        self.cut_waiting = 0  # of those, scored ones of samples that were preempted and had no row
         self.carried = 0  # scores that were brought to a resumed row's blocks
         self._count_carried()
         self._named: deque[tuple[set[int], ...]] = deque()  # rows, blocks, mask slots of each flight that is not read
@@ -137,10 +139,48 @@ class Drive:
         return number
 
     def cancel(self, number: int, sample: int | None = None) -> None:
+        made = self._made(number) if sample == REST else {}
         self.scheduler.cancel(number, sample)
         asked = self.asked[number]
-        asked.ended |= set(asked.alone) if sample is None else {sample} & set(asked.alone)
+        if sample == REST:
+            self._take_cut(asked, made)
+        asked.ended |= {sample} & set(asked.alone) if sample not in (None, REST) else set(asked.alone)
         self.check()
+
+    def _made(self, number: int) -> dict[int, int]:
+        """Sample -> how many of its tokens were read, of a request's that have not ended."""
+        rows, live = self.scheduler.rows, self.scheduler.live.get(number)
+        if live is None:
+            return {}
+        made = {
+            int(rows.sample[row]): int(rows.read_length[row]) + 1 - live.prompt_length
+            for row in live.row_of[live.row_of >= 0]
+            if rows.state[row] != ENDED
+        }
+        for group in live.groups:
+            count = group.tokens.size - live.prompt_length
+            self.cut_waiting += 0 if group.scored is None else group.pending * group.scored.chosen.size
+            made |= dict.fromkeys(group.samples[group.next :].tolist(), count)
+        return made
+
+    def _take_cut(self, asked: Asked, made: dict[int, int]) -> None:
+        """Every sample that had not ended is told of once, with all that it had made."""
+        left = set(asked.alone) - asked.ended
+        while (told := self.scheduler.take_told()) is not None:
+            for i in range(told.count):
+                sample, at = int(told.sample[i]), int(told.start[i])
+                tokens = told.tokens[at : told.start[i + 1]].tolist()
+                assert told.request[i] == asked.request.request_id and told.finish[i] == ABORT
+                left.remove(sample)
+                got = asked.got.setdefault(sample, [])
+                got += tokens
+                assert got == asked.alone[sample].tokens[: made[sample]], "a cut sample tells other tokens than it made"
+                self.cut += len(tokens)
+                if asked.request.sampling.logprobs is not None:
+                    assert told.chosen is not None
+                    if tokens:
+                        self._take_scores(asked, sample, tokens, ABORT, told, at)
+        assert not left, "a sample was cut and not told of"
 
     def step(self) -> StepPlan | None:
         columns = self.scheduler.rows

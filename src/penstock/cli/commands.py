@@ -134,6 +134,10 @@ def monkeys(
     stop: Annotated[
         list[str] | None, typer.Option(help="A text that ends a sample; may be given again. Left out: `Question:`.")
     ] = None,
+    stop_when: Annotated[
+        str | None,
+        typer.Option(help="`right`: a problem ends at its first right sample; `agree:K`: once K have the same answer."),
+    ] = None,
     on: On = "here",
     address: Address = None,
     workers: Workers = None,
@@ -150,8 +154,11 @@ def monkeys(
         stop=["Question:"] if stop is None else stop,
     )  # fmt: skip
     options = Options(
-        problems=problems, out=out, sampling=sampling, shots=shots, few_shot=few_shot, limit=limit, seed=seed
-    )
+        problems=problems, out=out, sampling=sampling, shots=shots, few_shot=few_shot, limit=limit, seed=seed,
+        stop_when=stop_when,
+    )  # fmt: skip
+    if stop_when is not None and on != "here":
+        raise UsageError("--stop-when counts answers where they are drawn: leave --on ray out", param="stop_when")
     config, engine = Config.of(model=model, seed=seed, **knobs), _engine_on(on, address, workers)
     stopped_by_sigterm(lambda: run_monkeys(config, options, engine))
 

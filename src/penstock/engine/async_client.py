@@ -18,6 +18,7 @@ from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, StepO
 from penstock.engine.client import Client, PendingRequest, error_of
 from penstock.engine.control import Control, Controlled, Mode, Weights
 from penstock.engine.engine import FIRST_WEIGHTS, Refused
+from penstock.engine.group_stop import GroupStop
 from penstock.engine.request_stream import Stream
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
@@ -156,15 +157,18 @@ class AsyncClient:
         background: bool = False,
         tenant: int = 0,
         salt: int = 0,
+        group_stop: GroupStop | None = None,
         make: Callable[[PendingRequest, Callable[[PendingRequest], None]], Stream] = Stream,
     ) -> Stream:
-        """Sends a request; request.Request says what the three before the last are. make: its stream. Raises UsageError
-        where it can never be served, EngineError where the engine is gone."""
+        """Sends a request; request.Request says what samples, background, tenant and salt are, Client.submit what
+        group_stop is. make: its stream. Raises UsageError where it can never be served, EngineError where the engine is
+        gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         asked = self._client.submit(
-            prompt_ids, sampling, stream=stream, samples=samples, background=background, tenant=tenant, salt=salt
-        )
+            prompt_ids, sampling, stream=stream, samples=samples, background=background, tenant=tenant, salt=salt,
+            group_stop=group_stop,
+        )  # fmt: skip
         if not self._streams:
             self._progress = time.monotonic()
         self._streams[asked.request_id] = made = make(asked, self._cancel)

@@ -19,11 +19,12 @@ import numpy as np
 from penstock import errors
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.engine import Refused
+from penstock.engine.group_stop import STOP_WHEN, GroupStop
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.engine.sample_decoder import SampleDecoder
 from penstock.errors import PenstockError, UsageError
-from penstock.request import FINISH_REASONS, Delta, PositionLogprobs, Request, SamplingParams, check_request
-from penstock.schedule.deltas import ERROR, GOES_ON, STOP, Deltas, PromptNews
+from penstock.request import FINISH_REASONS, REST, Delta, PositionLogprobs, Request, SamplingParams, check_request
+from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, STOP, Deltas, PromptNews
 
 if TYPE_CHECKING:
     from penstock.text.stop_strings import StopStrings
@@ -49,6 +50,7 @@ class PendingRequest:
     remaining: int
     samples: dict[int, SampleDecoder] = field(default_factory=dict)  # those that have had news before their end
     over: set[int] = field(default_factory=set)  # samples that have ended
+    group_stop: GroupStop | None = None
     num_cached_tokens: int = 0
     waited: float = 0.0  # seconds in the engine's line
     begun: float | None = None  # of time.perf_counter(): when it was heard that its first token is drawn
@@ -56,7 +58,8 @@ class PendingRequest:
 
 
 class Client:
-    """One client of one engine. `send` takes what goes down: a Request, or (request id, sample or None) to cancel."""
+    """One client of one engine. `send` takes what goes down: a Request, or (request id, sample, None or REST)
+    to cancel."""
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Client:
         ended, the others' news go on. None: the exception is raised by take()."""
         self.facts, self.tokenizer, self._send, self._on_fault = facts, tokenizer, send, on_fault
         self.asked: dict[int, PendingRequest] = {}
+        self._grouped: dict[int, GroupStop] = {}  # by the requests that have one
         self._ids = itertools.count()
         self._words: tuple[list[str], list[list[int]]] = [], []  # the last bad words, and their ids
 
@@ -82,8 +86,12 @@ class Client:
         background: bool = False,
         tenant: int = 0,
         salt: int = 0,
+        group_stop: GroupStop | None = None,
     ) -> PendingRequest:
-        """Sends a request down. Raises UsageError or ContextLengthError at once where it can never be served."""
+        """Sends a request down. Raises UsageError or ContextLengthError at once where it can never be served.
+
+        group_stop: in place of its own stop_when's: of a request whose other samples are drawn elsewhere, or that has
+        another rule."""
         span = (min(prompt_ids), max(prompt_ids)) if len(prompt_ids) else None
         check_request(len(prompt_ids), span, params, self.facts.max_model_len, self.facts.vocab_size)
         stops = None
@@ -92,9 +100,13 @@ class Client:
                 raise UsageError("stop strings need a tokenizer: leave skip_tokenizer_init off", param="stop")
             stops = self.tokenizer.stop_strings(params.stop_strings, skip_special_tokens=params.skip_special_tokens)
         words = self._word_ids(params.bad_words) if params.bad_words else []
+        if group_stop is None and params.stop_when is not None:
+            group_stop = GroupStop.of(params.stop_when)
+        if group_stop is not None and self.tokenizer is None:
+            raise UsageError("stop_when needs a tokenizer: leave skip_tokenizer_init off", param="stop_when")
         request_id = next(self._ids)
         count = params.n if samples is None else len(samples)
-        asked = PendingRequest(request_id, list(prompt_ids), params, stream, stops, count)
+        asked = PendingRequest(request_id, list(prompt_ids), params, stream, stops, count, group_stop=group_stop)
         self._send(
             Request(
                 request_id=request_id,
@@ -110,7 +122,15 @@ class Client:
             )
         )
         self.asked[request_id] = asked  # after sending, which may raise: what never went down is not waited for
+        if group_stop is not None:
+            self._grouped[request_id] = group_stop
+            group_stop.on_over(lambda: self._end_rest(request_id))
         return asked
+
+    def _end_rest(self, request_id: int) -> None:
+        """Has the samples that have not ended end, and told with what they made."""
+        if request_id in self.asked:
+            self._send((request_id, REST))
 
     def _word_ids(self, words: list[str]) -> list[list[int]]:
         if self.tokenizer is None:
@@ -123,6 +143,7 @@ class Client:
 
     def cancel(self, asked: PendingRequest) -> None:
         """Ends a request whose answer nobody wants any more."""
+        self._grouped.pop(asked.request_id, None)
         if self.asked.pop(asked.request_id, None) is not None:
             self._send((asked.request_id, None))
 
@@ -133,6 +154,7 @@ class Client:
     def refused(self, request_id: int) -> None:
         """A request that the engine will never run is waited for no more."""
         self.asked.pop(request_id, None)
+        self._grouped.pop(request_id, None)
 
     def process(self, up: Deltas) -> list[Delta]:
         """Makes deltas of one message, in its order."""
@@ -168,7 +190,18 @@ class Client:
                 self._fault(request_id, error)
         self._decode(late)
         out += [delta for delta, _ in late]
+        if self._grouped:
+            self._hear(out)
         return out
+
+    def _hear(self, news: list[Delta]) -> None:
+        """Lets those that count answers hear of samples, in one order however the news came."""
+        for delta in news:
+            group_stop = self._grouped.get(delta.request_id)
+            if group_stop is not None:
+                group_stop.hear(delta)
+        for request_id in [number for number in self._grouped if number not in self.asked]:
+            del self._grouped[request_id]
 
     # --- one sample ---------------------------------------------------------------------------------------------------
 
@@ -200,6 +233,8 @@ class Client:
             delta.finish_reason = FINISH_REASONS[finish]
             if finish == STOP and stop_id >= 0:
                 delta.stop_reason = stop_id
+            if finish == ABORT:
+                delta.stop_reason = STOP_WHEN
             if finish == ERROR:
                 delta.error = _UNFIT if asked.params.structured_outputs else _NOT_FINITE
         if delta.finish_reason is None:
@@ -236,6 +271,7 @@ class Client:
         """Ends a request that our own code failed at, and says so; raises where nobody listens."""
         if self._on_fault is None:
             raise error
+        self._grouped.pop(request_id, None)
         if self.asked.pop(request_id, None) is not None:
             self._send((request_id, None))
         self._on_fault(request_id, error)

@@ -82,16 +82,20 @@ class Engine:
         return None
 
     def cancel(self, request_id: int, sample: int | None = None) -> None:
+        """Ends a request (None), one sample of it, or all that have not ended (REST), of which a step tells."""
         self.scheduler.cancel(request_id, sample)
 
     def step(self, *, launch: bool = True) -> Deltas | None:
         """Launches the next step if there is one, then reads the oldest if enough are ahead. Gives what it read.
-        launch False: reads alone.
+        launch False: reads alone. What cancelled samples had made comes first, and nothing is launched for it.
 
         An exception in the middle of it breaks the engine; one of waiting for the device alone doesn't.
         """
         if self.broken:
             raise EngineError("the engine broke off in the middle of a step: make a new one")
+        told = self.scheduler.take_told()
+        if told is not None:
+            return told
         self.broken = True
         plan = self.scheduler.plan() if launch else None
         if plan is not None:

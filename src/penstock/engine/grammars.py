@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import UsageError
-from penstock.request import Request, SamplingParams, StructuredOutputsParams
+from penstock.request import REST, Request, SamplingParams, StructuredOutputsParams
 from penstock.schedule.constraint import Constraint
 from penstock.text.grammar import CompiledGrammar, GrammarCompiler, grammar_text
 from penstock.text.tokenizer import Tokenizer
@@ -76,6 +76,7 @@ class CompileQueue:
         self._grammars = grammars
         self._thread = ThreadPoolExecutor(1, "penstock-grammars")
         self._requests: dict[int, tuple[Request, Future[CompiledGrammar]]] = {}
+        self._cut: set[int] = set()  # of which no sample is wanted any more, but a word of each
 
     @property
     def waiting(self) -> bool:
@@ -97,18 +98,29 @@ class CompileQueue:
             del self._requests[request.request_id]
         return out
 
+    def take_cut(self, request_id: int) -> bool:
+        """Whether a request that came out was cancelled here with REST."""
+        found = request_id in self._cut
+        self._cut.discard(request_id)
+        return found
+
     def cancel(self, request_id: int, sample: int | None) -> bool:
-        """Drops a request, or one sample of it, that is still here. Returns whether it was."""
+        """Drops a request, or one sample of it, that is still here. Returns whether it was. REST: it comes out
+        all the same, for the engine to tell of its samples (take_cut)."""
         found = self._requests.get(request_id)
         if found is None:
             return False
         request, work = found
+        if sample == REST:
+            self._cut.add(request_id)
+            return True
         kept = range(request.sampling.n) if request.samples is None else request.samples
         left = [] if sample is None else [index for index in kept if index != sample]
         if left:
             self._requests[request_id] = replace(request, samples=left), work
         else:
             del self._requests[request_id]
+            self._cut.discard(request_id)
             work.cancel()
         return True
 

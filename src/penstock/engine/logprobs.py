@@ -52,7 +52,8 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
     @classmethod
     def joined(cls, parts: list[LazyLogprobs]) -> LazyLogprobs:
-        """Parts of one sample, one after the other; at least one."""
+        """Parts of one sample, one after the other; at least one. Those without tokens may be of any width."""
+        parts = [part for part in parts if len(part)] or parts[:1]
         if len(parts) == 1:
             return parts[0]
         columns = zip(*(part._columns for part in parts), strict=True)

@@ -27,6 +27,7 @@ from penstock.engine.grammars import CompileQueue
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import EngineError, PenstockError
 from penstock.parent_death import begin_child
+from penstock.request import REST
 
 COMPILE_LOOK = 1  # milliseconds between looks at a grammar that is compiled, where nothing else is to do
 STATS_EVERY = 0.1  # seconds between stats on the way up
@@ -105,6 +106,8 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
         for request in compiling.ready():
             refusal = engine.submit(request)
             refused += [refusal] if refusal is not None else []
+            if compiling.take_cut(request.request_id):
+                engine.cancel(request.request_id, REST)
         deltas = None
         if engine.has_work:
             watchdog.began()

@@ -19,6 +19,7 @@ from penstock.engine.async_client import AsyncClient, ReplicaState, SharedEngine
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import ClientEnd
 from penstock.engine.control import Mode
+from penstock.engine.group_stop import GroupStop
 from penstock.engine.launch import facts_of, load_tokenizer
 from penstock.engine.replica_stats import ReplicaStats
 from penstock.engine.replica_stream import Replica, ReplicaStream, RequestPart, Seeds
@@ -156,6 +157,7 @@ class ReplicaSet:
         background: bool = False,
         tenant: int = 0,
         salt: int = 0,
+        group_stop: GroupStop | None = None,
         whole: bool = False,
         among: Collection[int] = (),
     ) -> ReplicaStream:
@@ -165,7 +167,11 @@ class ReplicaSet:
             raise EngineError("the engine is closed")
         if self.count > 1:
             sampling = self._seeds.give(sampling)
-        how: dict[str, Any] = {"stream": stream, "background": background, "tenant": tenant, "salt": salt}
+        if group_stop is None and sampling.stop_when is not None:
+            group_stop = GroupStop.of(sampling.stop_when)  # one for all parts
+        how: dict[str, Any] = {
+            "stream": stream, "background": background, "tenant": tenant, "salt": salt, "group_stop": group_stop,
+        }  # fmt: skip
         made = ReplicaStream(self._part_over, self._lost, prompt_ids, sampling, **how)
         self._send(made, samples, whole=whole or sampling.prompt_logprobs is not None, among=among)
         return made

@@ -24,7 +24,7 @@ from penstock.errors import UsageError
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
 from penstock.server.openai.batch_line import BadRows, check_id, parse_line, read_request
-from penstock.server.openai.forms import ChatForm, CompletionForm, reason_of
+from penstock.server.openai.forms import ChatForm, CompletionForm, StopWhenForm, convert, reason_of
 from penstock.server.openai.prompt_ids import plain_messages
 from penstock.server.openai.translate import SamplingFacts
 from penstock.text.chat import OPTIONS, check_messages, check_options
@@ -200,7 +200,10 @@ def _own_row(row: dict[str, Any], seed: int) -> Row:
     if chat and own.messages is None:
         raise UsageError(f"{next(iter(chat))} belongs to messages: leave it out beside a prompt")
     check_options(**chat)
-    params = SamplingParams(**{name: row[name] for name in row if name in OWN_FIELDS})
+    given = {name: row[name] for name in row if name in OWN_FIELDS}
+    if given.get("stop_when") is not None:
+        given["stop_when"] = convert(given["stop_when"], StopWhenForm, "stop_when").made
+    params = SamplingParams(**given)
     if params.seed is None:
         params.seed = _seed(seed, own.id)
     messages = None if own.messages is None else check_messages(own.messages)

@@ -24,6 +24,7 @@ from penstock.jobs.open_llm import JobEngine, OpenLLM, identity, open_llm
 from penstock.jobs.problems import Problem, digest, draw_shots, find_answer, load_problems, make_prompt
 from penstock.jobs.progress import Count, Progress
 from penstock.jobs.report import print_table, write_reports
+from penstock.jobs.stop_rule import StopRule
 from penstock.jobs.tally import add_up, count_rows
 from penstock.journal import Journal
 from penstock.request import SamplingParams
@@ -37,7 +38,8 @@ class Options:
     """What is asked, of which, how often.
 
     problems, shots: files or hub datasets; no shots means the other problems of the file.
-    limit: how many problems, from the beginning of the file; None is all.   sampling: of every problem; n and seed
+    limit: how many problems, from the beginning of the file; None is all.   stop_when: `right` or `agree:K`
+    (stop_rule.py): a problem's samples that are still drawn end then.   sampling: of every problem; n and seed
     come from here, its own seed must be None.
     """
 
@@ -48,8 +50,14 @@ class Options:
     few_shot: int = 4
     limit: int | None = None
     seed: int = 42
+    stop_when: str | None = None
+
+    @property
+    def stop_rule(self) -> StopRule | None:
+        return None if self.stop_when is None else StopRule.parse(self.stop_when, self.sampling.n)
 
     def __post_init__(self) -> None:
+        _ = self.stop_rule  # raises
         for name, low, value in (("few_shot", 0, self.few_shot), ("limit", 1, self.limit), ("seed", 0, self.seed)):
             if value is not None and value < low:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least {low}, not {value}", param=name)
@@ -77,7 +85,8 @@ def run_monkeys(config: Config, options: Options, build_engine: OpenLLM = open_l
             tallies, reasons = count_rows(work.asked, journal.rows(), errors)
             if not any(len(tally.answers) == options.sampling.n for tally in tallies):
                 raise ContextLengthError(f"no problem could be sampled in full: {next(iter(errors.values()))}")
-            totals = add_up(tallies, reasons, options.sampling.n, options.seed)
+            early = options.stop_when is not None
+            totals = add_up(tallies, reasons, options.sampling.n, options.seed, early=early)
             summary = {"settings": _settings(config, options), **totals, "speed": speed, "engine": engine}
             write_reports(options.out, summary, journal.rows)
     except BaseException:
@@ -148,6 +157,7 @@ def _settings(config: Config, options: Options) -> dict[str, Any]:
         "max_tokens": options.sampling.max_tokens,
         "stop": options.sampling.stop,
         **sampling,
+        **({} if options.stop_when is None else {"stop_when": options.stop_when}),
     }
 
 
@@ -197,7 +207,8 @@ def _draw(
     with Progress([problems, samples], lambda: llm.generation_tokens) as progress:
         follow = partial(progress.follow, journal)
         with progress.stoppable(journal, options.out):
-            for finished in llm.stream(_prompts(options, work, todo, follow), after_step=follow):
+            prompts = _prompts(options, work, todo, _known(options, todo, journal), follow)
+            for finished in llm.stream(prompts, after_step=follow):
                 index: int = finished.key
                 if finished.output is None or finished.error is not None:
                     errors[index] = finished.error or "the engine gave no reason"
@@ -230,8 +241,24 @@ def _speed(seconds: float, first: float | None, made: Counter[str]) -> dict[str,
     }
 
 
-def _prompts(options: Options, work: Work, todo: dict[int, list[int]], follow: Callable[[], None]) -> Iterator[Prompt]:
-    """follow: called for each prompt; many are made between two steps."""
+def _known(options: Options, todo: dict[int, list[int]], journal: Journal) -> dict[int, list[str | None]]:
+    """Problem index -> the answers that the journal holds, where they decide whether more is drawn."""
+    known: dict[int, list[str | None]] = {index: [] for index in todo}
+    if options.stop_when is not None and len(journal):
+        for row in journal.rows():
+            if row["problem"] in known:
+                known[row["problem"]].append(row["answer"])
+    return known
+
+
+def _prompts(
+    options: Options,
+    work: Work,
+    todo: dict[int, list[int]],
+    known: dict[int, list[str | None]],
+    follow: Callable[[], None],
+) -> Iterator[Prompt]:
+    """known: answers that were drawn before.   follow: called for each prompt; many are made between two steps."""
     from penstock.llm import Prompt
 
     for problem in work.asked:
@@ -240,20 +267,21 @@ def _prompts(options: Options, work: Work, todo: dict[int, list[int]], follow: C
             continue
         shots = draw_shots(work.pool, problem.question, options.few_shot, options.seed, problem.index)
         sampling = SamplingParams(**{**asdict(options.sampling), "seed": mix("samples", options.seed, problem.index)})
-        missing = todo[problem.index]
+        missing, rule = todo[problem.index], options.stop_rule
         yield Prompt(
             key=problem.index,
             prompt=make_prompt(problem.question, shots),
             messages=None,
             params=sampling,
             samples=None if len(missing) == sampling.n else missing,
+            group_stop=None if rule is None else rule.group_stop(problem, known[problem.index]),
         )
 
 
 def _keep(problem: Problem, finished: Finished, journal: Journal) -> None:
     output = finished.output
     assert output is not None
-    answer = find_answer(output.text)
+    answer = None if output.finish_reason == "abort" else find_answer(output.text)  # what was cut has given none
     row = {
         "problem": problem.index,
         "sample": output.index,

@@ -150,10 +150,12 @@ class RayWorkers:
     # --- handing out
 
     def _pieces(self, prompt: Prompt, refused: list[Finished]) -> Iterator[SentPrompt]:
-        """A prompt in pieces of PIECE samples; what can't cross is refused."""
+        """A prompt in pieces of PIECE samples, in one where it may end early: one worker hears all its answers. What
+        can't cross is refused."""
         wanted = list(range(prompt.params.n) if prompt.samples is None else prompt.samples)
-        for at in range(0, len(wanted), PIECE):
-            piece = wanted[at : at + PIECE]
+        size = PIECE if prompt.params.stop_when is None else len(wanted)
+        for at in range(0, len(wanted), size):
+            piece = wanted[at : at + size]
             try:
                 encoded = _encode(prompt, piece)
             except UnicodeEncodeError:

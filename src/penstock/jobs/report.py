@@ -50,6 +50,9 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("samples", f"{summary['samples']:,} ({reasons})"),
         ("length", f"{summary['mean_length']:.1f} tokens mean, {summary['longest']:,} longest"),
     ]
+    if (rule := summary["settings"].get("stop_when")) is not None:
+        of = "pass@n is at least this" if rule != "right" else "no other k can be told"
+        rows.append(("stopped early", f"{rule}; {of}"))
     if speed["samples"]:
         rows += [
             ("output speed", f"{speed['output_tokens_per_second']:,.0f} tok/s"),

@@ -62,16 +62,18 @@ def count_rows(
     return list(tallies.values()), reasons
 
 
-def add_up(tallies: list[Tally], reasons: Counter[str], n: int, seed: int) -> dict[str, Any]:
+def add_up(tallies: list[Tally], reasons: Counter[str], n: int, seed: int, *, early: bool = False) -> dict[str, Any]:
     """Returns what summary.json says of the samples. Coverage and vote are over the problems that have all n samples;
-    there must be one. failed: those that lack some (their prompt didn't fit, their logits broke)."""
+    there must be one. failed: those that lack some (their prompt didn't fit, their logits broke). early: samples were
+    ended by the answers of others, so of fewer than n nothing can be said: those that ended first aren't any k."""
     drawn = [tally for tally in tallies if tally.answers]
     whole = [tally for tally in drawn if len(tally.answers) == n]
     lengths = [length for tally in drawn for length in tally.lengths.values()]
+    ks = [n] if early else powers(n)
     return {
         "problems": len(tallies),
         "samples": len(lengths),
-        "coverage": [asdict(point) for point in coverage([n] * len(whole), [t.right for t in whole], powers(n), seed)],
+        "coverage": [asdict(point) for point in coverage([n] * len(whole), [t.right for t in whole], ks, seed)],
         "majority_vote": sum(t.majority == t.problem.answer for t in whole) / len(whole),
         "output_tokens": sum(lengths),
         "prompt_tokens": sum(t.prompt_tokens for t in drawn),

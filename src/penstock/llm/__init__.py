@@ -287,7 +287,9 @@ class LLM:
                     try:
                         with held_interrupts():
                             ids, prompt = self._ids(prompt)
-                            asked = self._client.submit(ids, prompt.params, samples=prompt.samples)
+                            asked = self._client.submit(
+                                ids, prompt.params, samples=prompt.samples, group_stop=prompt.group_stop
+                            )
                             known[asked.request_id] = asked, prompt
                     except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
                         yield Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt

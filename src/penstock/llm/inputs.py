@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from penstock.engine.group_stop import GroupStop
 from penstock.errors import UsageError
 from penstock.request import CompletionOutput, SamplingParams
 
@@ -21,14 +22,15 @@ Message = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Prompt:
-    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. The last four are
-    told in `text.chat`, and belong to messages."""
+    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. `group_stop`: ends it
+    early, in place of params.stop_when. The last four are told in `text.chat`, and belong to messages."""
 
     key: Any
     prompt: TextOrIds | None = None
     messages: list[Message] | None = None
     params: SamplingParams
     samples: Sequence[int] | None = None
+    group_stop: GroupStop | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None

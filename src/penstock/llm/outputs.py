@@ -21,6 +21,7 @@ def collect(out: RequestOutput, delta: Delta, asked: PendingRequest | None, prom
     out.prompt_token_ids = asked.prompt_ids
     out.num_cached_tokens = asked.num_cached_tokens
     out.prompt_logprobs = asked.prompt_logprobs
+    out.error = delta.error or out.error
     if delta.finish_reason is not None:
         out.outputs.append(output_of(delta))
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.config import Config
+from penstock.engine.group_stop import GroupStop
 from penstock.engine.launch_replicas import launch_replicas
 from penstock.engine.replica_set import ReplicaSet
 from penstock.engine.replica_stream import ReplicaStream, Seeds
@@ -96,8 +97,9 @@ class _Job:
             self.open[number] = None, one
             try:
                 stream = self.replicas.submit(
-                    one.ids, params, stream=False, samples=samples, whole=whole, among=wanting
-                )
+                    one.ids, params, stream=False, samples=samples, whole=whole, among=wanting,
+                    group_stop=one.prompt.group_stop,
+                )  # fmt: skip
             except PenstockError as error:
                 self.news.put(_News(number, [], over=True, error=error))
                 continue
@@ -211,6 +213,8 @@ class ReplicaEngines:
                 ids, prompt = ids_of(prompt)
                 span = (min(ids), max(ids)) if ids else None
                 check_request(len(ids), span, prompt.params, facts.max_model_len, facts.vocab_size)
+                if prompt.params.stop_when is not None:  # here: it counts on where a replica dies
+                    prompt = replace(prompt, group_stop=prompt.group_stop or GroupStop.of(prompt.params.stop_when))
             except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
                 yield _refused(error), None, prompt
                 continue

@@ -28,6 +28,12 @@ class TokenScores:
     top: Float32  # [t, k]
 
 
+def no_scores(k: int) -> TokenScores:
+    """Returns those of no tokens, with the k most likely."""
+    none = np.zeros(0, np.float32)
+    return TokenScores(none, np.zeros(0, np.int32), np.zeros((0, k), np.int32), np.zeros((0, k), np.float32))
+
+
 class LogprobStore:
     """A store of scores for a pool of `num_blocks` blocks."""
 

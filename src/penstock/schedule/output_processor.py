@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas, empty_deltas
-from penstock.schedule.logprob_store import NO_SCORES, LogprobStore, TokenScores
-from penstock.schedule.request_state import ForkGroup, Groups
+from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas, empty_deltas
+from penstock.schedule.logprob_store import NO_SCORES, LogprobStore, TokenScores, no_scores
+from penstock.schedule.request_state import ForkGroup, Groups, RequestState
 from penstock.schedule.rows import EACH_TOKEN, ENDED, FREE, IGNORES_EOS, MORE_STOP_IDS, ON_WATCH, STOP_IDS, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Drafts, Int32, Int64, StepPlan, StepTokens
@@ -140,6 +140,16 @@ class OutputProcessor:
             deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = found.chosen, found.rank, found.top_ids, found.top
         return deltas
 
+    def made_by(self, live: RequestState) -> list[Deltas]:
+        """Returns the ends of a request's samples that are to be cancelled: tokens of each that have not gone up."""
+        rows = live.row_of[live.row_of >= 0].astype(np.int64)
+        rows = rows[self.rows.state[rows] != ENDED]
+        told = [_cut_pending(group) for group in live.groups if group.pending]
+        if rows.size:
+            finish, stop_id = np.full(rows.size, ABORT, np.int8), np.full(rows.size, NO_STOP_ID, np.int32)
+            told.append(self._deltas(rows, self.rows.read_length[rows], finish, stop_id))
+        return told
+
     def tokens_of(self, row: int) -> Int32:
         """Returns a row's output tokens as far as they were read."""
         one = np.array([row])
@@ -166,6 +176,25 @@ class OutputProcessor:
         np.cumsum(counts, out=start[1:])
         positions = np.repeat(first - start[:-1], counts) + np.arange(start[-1], dtype=np.int32)
         return start, self.rows.slots(np.repeat(rows, counts), positions)
+
+
+def _cut_pending(group: ForkGroup) -> Deltas:
+    """The ends of a group's pending samples: they made nothing yet; but for one that was preempted, which is a group by
+    itself."""
+    samples, made = group.samples[group.next :], group.tokens[group.sent :]
+    deltas = Deltas(
+        request=np.full(samples.size, group.live.request_id, np.int64),
+        sample=samples,
+        finish=np.full(samples.size, ABORT, np.int8),
+        stop_id=np.full(samples.size, NO_STOP_ID, np.int32),
+        start=np.arange(samples.size + 1, dtype=np.int32) * np.int32(made.size),
+        tokens=np.tile(made, samples.size),
+    )
+    k = int(group.live.record["logprobs"][0])
+    if k != NO_SCORES:
+        scored = group.scored or no_scores(k)
+        deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = scored.chosen, scored.rank, scored.top_ids, scored.top
+    return deltas
 
 
 def _last_of_each(rows: Int64, finish: NDArray[np.int8], hits: Bool) -> tuple[Int64, Bool]:

@@ -9,11 +9,13 @@ only once every flight that names them has been read (deferred_free.py). It know
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from penstock.config import BLOCK_SIZE
 from penstock.errors import UsageError
-from penstock.request import MAX_SALT, Request, check_request
+from penstock.request import MAX_SALT, REST, Request, check_request
 from penstock.row_table import BAD_WORD_IDS, MAX_DRAFTS
 from penstock.schedule.admission import Admission, Admitted
 from penstock.schedule.batch_order import BatchOrder
@@ -77,6 +79,7 @@ class Scheduler:
         self._planned = 0  # flights launched
         self._read = -1  # the last flight read
         self._idle_plans = 0
+        self._told: deque[Deltas] = deque()
         self._clears = False  # whether logits were not finite once: blocks are cleared as they are handed out
         self.counts: dict[str, int] = dict.fromkeys(
             ("requests", "prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens", "steps"), 0
@@ -100,16 +103,25 @@ class Scheduler:
         self.counts["prompt_tokens"] += tokens.size
 
     def cancel(self, request_id: int, sample: int | None = None) -> None:
-        """Ends a request, or one sample of it, wherever it stands. Unknown ones have ended already."""
+        """Ends a request, or one sample of it, wherever it stands. Unknown ones have ended already. REST: all that have
+        not ended, and take_told() gives what each had made."""
         live = self.live.get(request_id)
-        if live is not None:
-            self.finisher.cancel(live, sample)
-            self._forget([live])
+        if live is None:
+            return
+        if sample == REST:
+            self._told += self.outputs.made_by(live)
+            sample = None
+        self.finisher.cancel(live, sample)
+        self._forget([live])
+
+    def take_told(self) -> Deltas | None:
+        """The ends of samples that were cancelled to be told of: a message at a time, None: there are no more."""
+        return self._told.popleft() if self._told else None
 
     @property
     def has_work(self) -> bool:
         """Whether a sample lives, or something waits for a flight to be read."""
-        return bool(self.live) or self.finisher.waits
+        return bool(self.live) or self.finisher.waits or bool(self._told)
 
     @property
     def in_flight(self) -> int:

@@ -8,11 +8,13 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,39 @@ def test_streamed_and_whole_answers_are_one(client: openai.OpenAI, temperature: 
         assert texts[0] == texts[1] == texts[2]
     else:
         assert len({texts[0], texts[1], texts[2]}) > 1
+
+
+def test_the_rest_of_the_samples_end_when_two_agree(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "prompt": PROMPT,
+        "n": 60,
+        "max_tokens": 200,
+        "seed": 5,
+        "stop": ["Question:"],
+    }
+    more = {"stop_when": {"pattern": r"#### *([0-9]+)", "agree": 2}, "return_token_ids": True}
+    whole = client.completions.create(**asked, extra_body=more)
+    texts, ends, tokens = dict.fromkeys(range(60), ""), dict[int, str](), 0
+    for chunk in client.completions.create(
+        **asked, extra_body=more, stream=True, stream_options={"include_usage": True}
+    ):
+        for choice in chunk.choices:
+            assert choice.index not in ends, "news after the end"
+            texts[choice.index] += choice.text
+            tokens += len(choice.model_extra["token_ids"] or ())
+            if choice.finish_reason:
+                ends[choice.index] = choice.finish_reason
+    streamed = [(ends[index], texts[index]) for index in range(60)]
+    for choices in (streamed, [(choice.finish_reason, choice.text) for choice in whole.choices]):
+        answers = Counter(
+            re.findall(r"#### *([0-9]+)", text)[0] for end, text in choices if end == "stop" and "####" in text
+        )
+        assert len(choices) == 60 and max(answers.values()) >= 2
+        assert Counter(end for end, _ in choices)["abort"] > 10
+    assert all(choice.stop_reason == "stop_when" for choice in whole.choices if choice.finish_reason == "abort")
+    assert whole.usage.completion_tokens == sum(len(choice.token_ids) for choice in whole.choices)
+    assert chunk.usage.completion_tokens == tokens
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Receive
 
+from penstock.engine.group_stop import STOP_WHEN
 from penstock.errors import UsageError
 from penstock.request import Delta
 from penstock.server.online.app_state import AppState
@@ -107,6 +108,8 @@ class ActiveCall:
         self.call_metrics.note(at, deltas)
         for delta in deltas:
             if delta.error is not None:
+                if delta.error.startswith(STOP_WHEN):
+                    raise UsageError(delta.error, param=STOP_WHEN)
                 if self.call.sampling.structured_outputs is not None:  # of what was asked, as far as anyone can tell
                     raise UsageError(delta.error, param="structured_outputs")
                 raise SampleError(delta.error)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from penstock.request import MAX_LOGPROBS
+from penstock.request import MAX_LOGPROBS, StopWhen
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
@@ -72,6 +72,18 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
 
+class StopWhenForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which answers of the n samples end a request; request.StopWhen says what they are."""
+
+    pattern: str
+    agree: Int = 1
+
+    @property
+    def made(self) -> StopWhen:
+        """Raises UsageError."""
+        return StopWhen(pattern=self.pattern, agree=self.agree)
+
+
 class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     """What both routes take. None is "not said": the model's or the route's default. An empty `model` is not said."""
 
@@ -106,6 +118,7 @@ class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    stop_when: StopWhenForm | None = None
 
     def __post_init__(self) -> None:
         self.model = self.model or None
@@ -318,7 +331,9 @@ def _sift_stream_options(raw: Json) -> None:
 
 def _sift_forms(raw: Json) -> None:
     """Names unknown fields of the forms that answers are to have."""
-    for name, form in (("structured_outputs", StructuredOutputs), ("response_format", ResponseFormat)):
+    for name, form in (
+        ("structured_outputs", StructuredOutputs), ("response_format", ResponseFormat), ("stop_when", StopWhenForm),
+    ):  # fmt: skip
         if isinstance(raw.get(name), dict):
             raw[name] = kept = sift(raw[name], form.__struct_fields__, {}, f"{name}.")
             if isinstance(kept.get("json_schema"), dict):

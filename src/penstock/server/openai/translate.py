@@ -27,6 +27,7 @@ from penstock.server.openai.prompt_ids import (
 )
 from penstock.server.openai.responses_forms import ResponsesChat
 from penstock.server.openai.tool_forms import Json
+from penstock.text.answer_pattern import AnswerPattern
 from penstock.text.bad_words import bad_word_ids
 from penstock.text.sandbox_process import GrammarJob
 
@@ -43,7 +44,7 @@ _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _SAMPLING = [
     knob.name
     for knob in fields(SamplingParams)
-    if knob.name in set(BaseForm.__struct_fields__) - {"logit_bias", "structured_outputs"}
+    if knob.name in set(BaseForm.__struct_fields__) - {"logit_bias", "structured_outputs", "stop_when"}
 ]
 
 
@@ -225,7 +226,10 @@ def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> S
         for token in knobs.get(name) or ():
             check_id(token, facts.vocab_size, name)
     try:
-        return SamplingParams(**knobs, structured_outputs=_structured(form))
+        stop_when = None if form.stop_when is None else form.stop_when.made
+        if stop_when is not None:
+            AnswerPattern(stop_when.pattern)  # here: before any prompt is read
+        return SamplingParams(**knobs, structured_outputs=_structured(form), stop_when=stop_when)
     except HttpError:
         raise
     except UsageError as error:

@@ -1,6 +1,6 @@
 """A constraint holds for every token of a real model's samples, beside free rows that are what they are alone: forked
-and preempted, results 0 to 3 steps late, with fewer mask slots than samples want. Over a toy grammar, and over a regex
-that llguidance compiled."""
+and preempted, results 0 to 3 steps late, over two ranks, with fewer mask slots than samples want, with masks that are
+late. Over a toy grammar, and over a regex that llguidance compiled."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_model import CONTEXT, END, VOCABULARY, logits_of, make_folder, make_tokenizer
+from schedule_drive import ByTurns
 from toy_constraint import Alternating, holds
 
 from penstock.config import Config
@@ -21,7 +22,9 @@ from penstock.engine.engine import Engine
 from penstock.engine.grammars import Grammars
 from penstock.request import Request, SamplingParams, StructuredOutputsParams
 from penstock.schedule.constraint import Constraint
+from penstock.schedule.guides import MaskMakers
 from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.step import Flight, LateMasks
 
 pytestmark = pytest.mark.torch
 
@@ -35,6 +38,7 @@ ASKED = [
 CONSTRAINED = (0, 2)  # of the requests
 
 
+SIZES = {"max_num_seqs": 16, "kv_cache_tokens": 4096, "prefix_groups": "always"}
 REGEX = "([a-z ]{1,5}[0-9]){2,6}!"
 
 
@@ -108,8 +112,8 @@ def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
 def test_a_grammar_holds_beside_free_rows(
     knobs: dict[str, Any], slots: int | None, folder: Path, grammar: Grammar
 ) -> None:
-    defaults = {"max_num_seqs": 16, "kv_cache_tokens": 4096, "prefix_groups": "always", "dtype": "float32"}
-    engine, _ = build_engine(Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", **defaults | knobs))
+    config = Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", dtype="float32", **SIZES | knobs)
+    engine, _ = build_engine(config)
     if slots is not None:
         engine.scheduler = Scheduler(replace(engine.scheduler.limits, mask_slots=slots))
     try:
@@ -118,6 +122,53 @@ def test_a_grammar_holds_beside_free_rows(
         if "preempt_every" in knobs:
             assert engine.scheduler.stats()["preemptions"] > 0
         engine.scheduler.check()
+    finally:
+        engine.runner.close()
+
+
+@pytest.mark.parametrize("grammar", ["toy"], indirect=True)
+def test_ranks_draw_late_together(folder: Path, grammar: Grammar) -> None:
+    knobs = {"dtype": "float32", "tensor_parallel_size": 2} | SIZES
+    engine, _ = build_engine(Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", **knobs))
+    try:
+        assert _run(engine, grammar) == grammar.alone
+    finally:
+        engine.runner.close()
+
+
+@pytest.mark.parametrize("knobs", [{"steps_ahead": 1}, {"steps_ahead": 2, "preempt_every": 3}], ids=str)
+def test_masks_that_are_late_sit_their_own_rows_out(knobs: dict[str, Any], folder: Path, grammar: Grammar) -> None:
+    config = Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", dtype="float32", **SIZES | knobs)
+    engine, _ = build_engine(config)
+    threads, draw = ByTurns(), engine.runner.draw
+    engine.scheduler = Scheduler(engine.scheduler.limits, makers=MaskMakers(threads))
+
+    def drawn(late: LateMasks) -> Flight:
+        threads.run()  # in time for the next step
+        return draw(late)
+
+    engine.runner.draw = drawn  # type: ignore[method-assign]
+    try:
+        assert _run(engine, grammar) == grammar.alone
+        assert engine.scheduler.stats()["late_masks"] > 10
+    finally:
+        engine.runner.close()
+
+
+def test_a_row_with_a_grammar_takes_part_in_each_step(folder: Path) -> None:
+    """A step behind the host as others are, beside a free row: both end with the same step."""
+    engine, _ = build_engine(
+        Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", steps_ahead=1, **SIZES)
+    )
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
+    for number, constrain in enumerate((None, lambda sample: Alternating(VOCABULARY))):
+        request = Request(request_id=number, prompt=np.array([5, 6], np.int32).tobytes(), sampling=params)
+        engine.scheduler.submit(request, constrain)
+    try:
+        while engine.has_work:
+            engine.step()
+        stats = engine.scheduler.stats()
+        assert stats["generation_tokens"] == 40 and stats["steps"] - stats["late_masks"] <= 22, stats
     finally:
         engine.runner.close()
 

@@ -29,12 +29,12 @@ from penstock.config import Config
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute import open_runner as opening
 from penstock.execute.limits import Limits, agreed
-from penstock.execute.rank_channel import PLANS, RankStart, decode_start, encode
+from penstock.execute.rank_channel import LATE_MASKS, PLANS, RankStart, decode_start, encode
 from penstock.execute.rank_runner import RankFlight, RankRunner, open_ranks
 from penstock.execute.runner import TorchRunner
 from penstock.parallel.collectives import Gloo
 from penstock.parallel.layout import Layout
-from penstock.schedule.step import BAD_LOGITS, Flight, Runner, StepPlan, StepTokens
+from penstock.schedule.step import BAD_LOGITS, Flight, LateMasks, Runner, StepPlan, StepTokens
 
 pytestmark = pytest.mark.torch
 
@@ -76,6 +76,10 @@ class Together:
     def launch(self, plan: StepPlan) -> Flight:
         data = PLANS.encode(plan)
         return AllFlights([runner.launch(PLANS.decode(data)) for runner in self.runners])
+
+    def draw(self, late: LateMasks) -> Flight:
+        data = LATE_MASKS.encode(late)
+        return AllFlights([runner.draw(LATE_MASKS.decode(data)) for runner in self.runners])
 
 
 @dataclass

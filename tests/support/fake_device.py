@@ -17,7 +17,16 @@ from penstock.request import SamplingParams
 from penstock.row_table import MAX_STOP_IDS, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS
 from penstock.schedule.constraint import Constraint
 from penstock.schedule.deltas import ERROR, LENGTH, NO_STOP_ID, STOP
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, SCRATCH_BLOCK, Int32, StepPlan, StepTokens, TokenLogprobs
+from penstock.schedule.step import (
+    BAD_LOGITS,
+    NO_TOKEN,
+    SCRATCH_BLOCK,
+    Int32,
+    LateMasks,
+    StepPlan,
+    StepTokens,
+    TokenLogprobs,
+)
 
 Slots = list[int]
 _START = 0x5EED
@@ -132,6 +141,8 @@ class FakeDevice:
         self.launched = 0
         self.drafting = np.zeros(rows, bool)  # whether the row was ever offered a draft
         self.positions: list[int] = []  # of the tokens that the last step's queries draw
+        self.open: StepPlan | None = None  # its forward has run, its draw has not
+        self.sat_out: dict[int, Int32] = {}  # by step: rows that its draw left out
         self.right = 0  # drafts that were what was drawn
         self.grouped = 0  # rows that were attended in a prefix group
 
@@ -150,11 +161,26 @@ class FakeDevice:
             self.masks |= {s: left_out(w, self.vocab) for s, w in zip(slots, plan.masks.words, strict=True)}
         self._store(plan)
         self._check_groups(plan)
+        self.open = plan if plan.draws_late else None
+        if not plan.draws_late:
+            self._draw_all(plan, set())
+
+    def draw(self, late: LateMasks) -> None:
+        """Ends the step that was launched last."""
+        plan, out = self.open, set(late.sit_out.tolist())
+        assert plan is not None and out <= set(plan.rows.tolist())
+        slots, self.open = late.slots.tolist(), None
+        assert len(set(slots)) == len(slots) and set(slots) <= set(self.mask_slot[plan.rows].tolist())
+        self.masks |= {s: left_out(w, self.vocab) for s, w in zip(slots, late.words, strict=True)}
+        self.sat_out[plan.number] = late.sit_out
+        self._draw_all(plan, out)
+
+    def _draw_all(self, plan: StepPlan, out: set[int]) -> None:
         assert len(set(plan.rows.tolist())) == plan.rows.size, "a row stands in a step twice"
         asked = int(np.bitwise_or.reduce(self.wants[plan.rows], initial=0))
         assert plan.wants == asked, "the step's wants are not its rows'"
         self.positions = []
-        tokens = [token for i in range(plan.rows.size) for token in self._decode(plan, i)]
+        tokens = [token for i in range(plan.rows.size) for token in self._decode(plan, i, int(plan.rows[i]) in out)]
         result = StepTokens(np.array(tokens, np.int32), self._score(plan, tokens), self._score_prompts(plan))
         self.results.append((plan, result))
 
@@ -227,7 +253,7 @@ class FakeDevice:
                 assert (self.table[row, :n] == plan.group_blocks[g, :n]).all(), "a member doesn't share the prefix"
                 assert self.done[row] or self.length[row] >= length
 
-    def _decode(self, plan: StepPlan, i: int) -> list[int]:
+    def _decode(self, plan: StepPlan, i: int, sits_out: bool) -> list[int]:
         """What each query of the plan's i-th row brings: draws as long as the drafts are what was drawn."""
         row, drafts, told = int(plan.rows[i]), drafts_of(plan, i), list[int]()
         self.drafting[row] |= bool(drafts)
@@ -236,7 +262,7 @@ class FakeDevice:
         for draft in [None, *drafts]:
             self.positions.append(int(self.length[row]) + 1)
             right = draft is None or (told[-1] == draft and told[-1] != NO_TOKEN)
-            told.append(self._draw(row) if right else NO_TOKEN)
+            told.append(self._draw(row) if right and not sits_out else NO_TOKEN)
             self.right += right and draft is not None
         return told
 

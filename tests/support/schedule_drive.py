@@ -8,7 +8,11 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 from fake_device import Alone, FakeDevice, logprob_of, sample_alone, stored
@@ -17,6 +21,7 @@ from toy_constraint import Alternating
 from penstock.request import REST, Request, SamplingParams
 from penstock.row_table import MAX_DRAFTS
 from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, Deltas, PromptNews
+from penstock.schedule.guides import MaskMakers
 from penstock.schedule.rows import DRAINED, ENDED, FREE, PREEMPTED, RUNNING
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -64,6 +69,25 @@ class Guesser:
         return token if self.random.random() < 0.8 else self.random.randrange(VOCAB)
 
 
+class ByTurns(Executor):
+    """Threads that make all masks that are due, or every other time some of them: the others are late."""
+
+    def __init__(self) -> None:
+        self.due: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self.turn = 0
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        self.due.append((Future(), partial(work, *args, **more)))
+        return self.due[-1][0]
+
+    def run(self) -> None:
+        self.turn += 1
+        for _ in range(len(self.due) if self.turn % 2 else self.turn % 3):
+            if self.due:
+                future, work = self.due.popleft()
+                future.set_result(work())
+
+
 class Drive:
     """A scheduler, its device, and the truth. drafts: seed of what rows are offered; None: nothing."""
 
@@ -71,7 +95,9 @@ class Drive:
         self, limits: SchedulerConfig, bad_in: int = 0, misled: bool = False, drafts: int | None = None
     ) -> None:
         self.limits, self.bad_in = limits, bad_in
-        self.scheduler = Scheduler(limits, None if drafts is None else Guesser(self, drafts))
+        self.threads = ByTurns()
+        makers = MaskMakers(self.threads)
+        self.scheduler = Scheduler(limits, None if drafts is None else Guesser(self, drafts), makers=makers)
         width = -(-limits.max_model_len // 16)
         self.device = FakeDevice(
             limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in, limits.window,
@@ -189,6 +215,11 @@ class Drive:
         if plan is not None:
             self._check_reuse(plan)
             self.device.launch(plan)
+            if plan.draws_late:
+                if self.device.results:
+                    self.read()
+                self.threads.run()
+                self.device.draw(self.scheduler.draw(plan))
             self._named.append(self._names(plan))
             still = {row for row in running if self.scheduler.rows.state[row] == RUNNING}
             self.stalled += not still <= set(plan.rows.tolist())
@@ -234,6 +265,9 @@ class Drive:
         rows, flying = self.scheduler.rows, np.zeros(self.limits.max_rows, np.int64)
         for plan, _ in self.device.results:
             np.add.at(flying, plan.query_rows, 1)
+            np.add.at(flying, self.device.sat_out.get(plan.number, np.zeros(0, np.int32)), -1)
+        if self.device.open is not None:  # rows with constraints move at its draw
+            np.add.at(flying, self.device.open.query_rows[~rows.constrained[self.device.open.query_rows]], 1)
         alive = (rows.state == RUNNING) | (rows.state == DRAINED) | (rows.state == PREEMPTED)
         assert (rows.planned_length[alive] == (rows.read_length + flying)[alive]).all(), (
             "planned isn't read + in flight"

@@ -21,6 +21,7 @@ from penstock.schedule.deltas import Deltas
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import Flight, Runner, StepPlan
 
+_LOOK = 2e-4  # seconds between two looks at a device that is before a late draw
 FIRST_WEIGHTS = "default"  # the version of those that an engine is opened with
 
 
@@ -54,13 +55,14 @@ class Engine:
         self.weights_version = FIRST_WEIGHTS
         self.scheduler, self.runner, self.steps_ahead, self.limit = scheduler, runner, steps_ahead, limit
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
+        self._late: tuple[StepPlan, Flight] | None = None  # a step whose draw is still to be launched; its forward
         self._rate, self._pace = _Rate(), StepPace()
         self.completed = 0  # steps that were launched and read
         self.broken = False  # an exception left the middle of a step: the columns are not to be trusted any more
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self.flights)
+        return self.scheduler.has_work or bool(self.flights) or self._late is not None
 
     def submit(self, request: Request) -> Refused | None:
         """Takes a request, or says why it can never run."""
@@ -87,7 +89,8 @@ class Engine:
 
     def step(self, *, launch: bool = True) -> Deltas | None:
         """Launches the next step if there is one, then reads the oldest if enough are ahead. Gives what it read.
-        launch False: reads alone. What cancelled samples had made comes first, and nothing is launched for it.
+        launch False: reads alone. What cancelled samples had made comes first, and nothing is launched for it. A step
+        that draws late is launched up to its draw, which waits for what is read.
 
         An exception in the middle of it breaks the engine; one of waiting for the device alone doesn't.
         """
@@ -96,18 +99,48 @@ class Engine:
         told = self.scheduler.take_told()
         if told is not None:
             return told
+        launched = launch and self._late is None and self._launch()
+        deltas = None
+        if self._late is not None:
+            if self.flights:
+                deltas = self._read()
+            self._draw(*self._late)
+            if deltas is not None:
+                return deltas
+        if not self.flights or (launched and len(self.flights) <= self.steps_ahead):
+            return None
+        return self._read()
+
+    def _launch(self) -> bool:
+        """Plans a step and launches it, or its forward, if there is one -> whether there was."""
         self.broken = True
-        plan = self.scheduler.plan() if launch else None
+        plan = self.scheduler.plan()
         if plan is not None:
             if self.limit is not None:
                 self.limit.launching(plan)
             self._pace.launched(time.monotonic())
-            self.flights.append((plan, self.runner.launch(plan)))
-        elif launch and not self.flights and self.scheduler.has_work and self.scheduler.plan_is_stuck():
+            flight = self.runner.launch(plan)
+            if plan.draws_late:
+                self._late = plan, flight
+            else:
+                self.flights.append((plan, flight))
+        elif not self.flights and self.scheduler.has_work and self.scheduler.plan_is_stuck():
             raise EngineError(f"the scheduler has work that it cannot place: {self.scheduler.stats()}")
         self.broken = False
-        if not self.flights or (plan is not None and len(self.flights) <= self.steps_ahead):
-            return None
+        return plan is not None
+
+    def _draw(self, plan: StepPlan, forward: Flight) -> None:
+        """Launches the draw of a step when its masks are there, or the device has come to it: what is late then sits
+        out, so that no other row waits."""
+        while not self.scheduler.await_masks(plan, _LOOK) and not forward.ready():
+            pass
+        self.broken = True
+        self.flights.append((plan, self.runner.draw(self.scheduler.draw(plan))))
+        self._late = None
+        self.broken = False
+
+    def _read(self) -> Deltas:
+        """Waits for the oldest flight and takes it in."""
         oldest, flight = self.flights[0]
         result = flight.fetch()
         prompt_tokens = 0 if oldest.chunks is None else oldest.chunks.tokens.size
@@ -130,7 +163,7 @@ class Engine:
         """Puts other weights in the model's place, where no step is out: requests that run go on with them, their
         prompts as they were computed. version: what answers are stamped with from here on, None: the folder's name.
         Raises PenstockError, and the old weights stay."""
-        assert not self.flights, "weights are changed between steps"
+        assert not self.flights and self._late is None, "weights are changed between steps"
         self.runner.update_weights(folder)
         self.weights_version = folder.name if version is None else version
         self.reset_prefix_cache()

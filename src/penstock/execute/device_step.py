@@ -32,14 +32,17 @@ from penstock.execute.padding import CHUNK_GRAPHS, EXACT, PADDED, chunk_capacity
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.sampling_mirror import SamplingMirror
-from penstock.execute.staging import Staging
+from penstock.execute.staging import Staging, to_device
 from penstock.execute.window_tables import ALIGNED, WindowTables
 from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Queries, StepInputs
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.row_table import WANTS_FILTER, WANTS_LOGPROBS
-from penstock.schedule.step import Chunks, Int32, Joins, StepPlan
+from penstock.schedule.step import Chunks, Int32, Joins, LateMasks, StepPlan
+
+_NO_TOKENS = torch.empty(0, dtype=torch.int32)
+_Forwarded = tuple[StepPlan, int, Tensor, Captured | None]  # plan, what its rows run as, hidden states, its graphs
 
 
 @dataclass(slots=True)
@@ -95,6 +98,7 @@ class DeviceStep:
         self._copier = ops.block_copier(kv.by_block)
         self.graphs: Graphs | None = None
         self._drafting = False  # whether the step has drafts
+        self._forwarded: _Forwarded | None = None  # the step whose draw is still to be launched
 
     def capture(self, grouping: bool, sizes: Sequence[int], room: int | None) -> dict[str, Any]:
         """Compiles and captures decode steps of `sizes` rows -> what that was, for describe().
@@ -115,7 +119,7 @@ class DeviceStep:
         return {"sizes": sorted(captured.by_size), "seconds": round(captured.seconds, 2), "bytes": captured.bytes}
 
     def step(self, plan: StepPlan) -> Outcome:
-        """Launches a step and gives what it leaves on the device."""
+        """Launches a step and gives what it leaves on the device; of one that draws late the forward, and nothing."""
         rows, size = plan.query_rows.size, self._size(plan)
         self._drafting = plan.drafts is not None
         packing.without_groups_past(plan, self.sizes.groups(size, plan.group_length.size))
@@ -131,9 +135,8 @@ class DeviceStep:
         self.staging.send()
         for launch in changes:
             launch()
-        outcome = Outcome(torch.empty(0, dtype=torch.int32))
         if not rows and chunks is None:
-            return outcome
+            return Outcome(_NO_TOKENS)
         grouped, captured = bool(plan.group_length.size), None
         if self.graphs is not None and size in self.graphs.by_size and (chunks is None or tokens):
             captured, hidden = self.graphs.by_size[size], self.graphs.hidden
@@ -141,18 +144,38 @@ class DeviceStep:
                 self._replay_chunk(chunks, tokens)
             elif captured.whole is not None and not grouped and not plan.wants:
                 captured.whole.replay()
-                outcome.tokens = self.draw.sampled_ids[:rows]
-                return outcome
+                return Outcome(self.draw.sampled_ids[:rows])
             else:
                 captured.forward[grouped].replay()
         else:
             hidden = self.launch_forward(size, grouped, chunks, plan.group_length.size)
+        self._forwarded = plan, size, hidden, captured
+        return Outcome(_NO_TOKENS) if plan.draws_late else self.end()
+
+    def end(self, late: LateMasks | None = None) -> Outcome:
+        """Launches the draw of the step whose forward was launched last, and gives what that step leaves."""
+        assert self._forwarded is not None, "no forward waits for its draw"
+        (plan, size, hidden, captured), self._forwarded = self._forwarded, None
+        outcome, rows = Outcome(_NO_TOKENS), plan.query_rows.size
+        if late is not None:
+            self._take_late(plan, late)
         if rows:
             outcome.logprobs = self._drawn(plan, size, hidden, captured)
             outcome.tokens = self.draw.sampled_ids[:rows]
         if plan.chunks is not None and (plan.chunks.prompt_logprobs >= 0).any():
             outcome.prompt_logprobs = self.scorer.score(hidden[size:], plan.chunks)
         return outcome
+
+    def _take_late(self, plan: StepPlan, late: LateMasks) -> None:
+        """Masks to their slots. For the draw the dead row stands in the place of one that sits it out."""
+        device = self.rows.device
+        if late.slots.size:
+            slots = to_device(late.slots.astype(np.int64), device)
+            self.draw.masks.index_copy_(0, slots, to_device(late.words, device))
+        out = np.flatnonzero(np.isin(plan.query_rows, late.sit_out))
+        if out.size:
+            self.staging.rows.index_fill_(0, to_device(out, device), self.max_rows)
+            self.staging.forget()
 
     # --- before the forward -------------------------------------------------------------------------------------------
 

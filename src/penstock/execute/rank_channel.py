@@ -1,7 +1,8 @@
 """RankChannel: what rank 0 and the process of another rank say to each other, over a pair of sockets that they alone
 hold. It knows the words and their bytes, never pickled; no models and no devices.
 
-    down    RankStart | Limits, as all ranks have agreed | a plan for each step (schedule/array_codec.py)
+    down    RankStart | Limits, as all ranks have agreed | a plan for each step, and LateMasks behind it
+                  where it draws late (schedule/array_codec.py)
     up      RankLimits | RankDrew for each step | RankFailed, last
 """
 
@@ -21,7 +22,7 @@ from penstock.config import Config
 from penstock.errors import EngineError, PenstockError
 from penstock.execute.limits import Limits
 from penstock.schedule.array_codec import ArrayCodec
-from penstock.schedule.step import StepPlan, StepTokens
+from penstock.schedule.step import LateMasks, StepPlan, StepTokens
 
 _LENGTH = struct.Struct("<I")
 _BUFFER = 1 << 20  # bytes that a sender need not wait for: several plans of thousands of rows
@@ -87,6 +88,7 @@ class RankFailed(msgspec.Struct, tag="failed", frozen=True):
 
 
 PLANS: ArrayCodec[StepPlan] = ArrayCodec(StepPlan, "a step's plan")
+LATE_MASKS: ArrayCodec[LateMasks] = ArrayCodec(LateMasks, "a step's late masks")
 RankWord = RankLimits | RankDrew | RankFailed
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(RankStart).decode

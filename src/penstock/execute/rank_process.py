@@ -24,6 +24,7 @@ from penstock.execute.limits import Limits
 from penstock.execute.open_collectives import open_collectives
 from penstock.execute.open_runner import find_device, find_ops, open_share
 from penstock.execute.rank_channel import (
+    LATE_MASKS,
     PLANS,
     RankChannel,
     RankDrew,
@@ -69,7 +70,12 @@ def _run(channel: RankChannel, start: RankStart) -> None:
     threading.Thread(target=_tell, args=(channel, runner, collectives, flights), daemon=True).start()
     while (data := channel.receive()) is not None:
         plan = PLANS.decode(data)
-        flights.put((plan.number, runner.launch(plan)))
+        flight = runner.launch(plan)
+        if plan.draws_late:
+            if (data := channel.receive()) is None:
+                return
+            flight = runner.draw(LATE_MASKS.decode(data))
+        flights.put((plan.number, flight))
 
 
 def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collectives]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from penstock.execute.executor import StreamExecutor, open_executor
 from penstock.execute.limits import Limits, agreed
 from penstock.execute.open_collectives import open_collectives
 from penstock.execute.open_runner import find_device, find_dtype, open_runner, open_share
-from penstock.execute.rank_channel import PLANS, RankStart, encode
+from penstock.execute.rank_channel import LATE_MASKS, PLANS, RankStart, encode
 from penstock.execute.rank_gpus import check_own_gpu, check_visible_gpus
 from penstock.execute.remote_rank import RemoteRank
 from penstock.execute.runner import TorchRunner
@@ -34,7 +35,7 @@ from penstock.models.read_config import read_model_config
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
 from penstock.quant.choose import choose_schemes
-from penstock.schedule.step import Flight, StepPlan, StepTokens
+from penstock.schedule.step import Flight, LateMasks, StepPlan, StepTokens
 
 _SECONDS = 30.0  # that a rank waits for another in the middle of a step
 _TELLING = 1.5  # that a step may take to end by itself, once another rank has ended
@@ -51,17 +52,26 @@ class RankRunner(TorchRunner):
     ) -> None:
         super().__init__(*share)
         self.others, self.collectives, self._threads, self._seconds = others, collectives, threads, seconds
+        self._number = -1  # of the step that was launched last
 
     def launch(self, plan: StepPlan) -> Flight:
         """Starts a step on all ranks and returns at once. The plan's arrays are the runner's from now on."""
-        data = PLANS.encode(plan)
+        self._number = plan.number
+        own = self._on_all(PLANS.encode(plan), lambda: super(RankRunner, self).launch(plan))
+        return own if plan.draws_late else RankFlight(plan.number, own, self)
+
+    def draw(self, late: LateMasks) -> Flight:
+        """Ends the step that was launched last, which draws late, on all ranks, and returns at once."""
+        own = self._on_all(LATE_MASKS.encode(late), lambda: super(RankRunner, self).draw(late))
+        return RankFlight(self._number, own, self)
+
+    def _on_all(self, data: bytes | bytearray, own: Callable[[], Flight]) -> Flight:
         for other in self.others:
             other.send(data)
         try:
-            own = super().launch(plan)
+            return own()
         except EngineError as error:
             raise self.reason(error) from error
-        return RankFlight(plan.number, own, self)
 
     @property
     def rows_on_gpu(self) -> bool:

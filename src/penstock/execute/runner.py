@@ -33,7 +33,7 @@ from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
 from penstock.schedule.prefix_groups import SharingCosts
-from penstock.schedule.step import Flight, StepPlan
+from penstock.schedule.step import Flight, LateMasks, StepPlan
 
 SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
@@ -110,6 +110,10 @@ class TorchRunner:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
         return self._executor.launch(lambda: self._run(plan))
 
+    def draw(self, late: LateMasks) -> Flight:
+        """Ends the step that was launched last, which draws late, and returns at once."""
+        return self._executor.launch(lambda: self._end(late))
+
     def counts(self) -> dict[str, int]:
         """Kernels since the runner was ready: `jit_compiles`, with the stubs that launch them, and `jit_loads`. Of the
         whole process, whichever of its runners launched them."""
@@ -141,6 +145,10 @@ class TorchRunner:
     def _run(self, plan: StepPlan) -> Outcome:
         assert self._state is not None
         return self._state.step(plan)
+
+    def _end(self, late: LateMasks) -> Outcome:
+        assert self._state is not None
+        return self._state.end(late)
 
 
 def _step(

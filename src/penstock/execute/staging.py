@@ -98,6 +98,10 @@ class Staging:
         self._device[begin : self._end].copy_(self._buffer.pinned[begin : self._end], non_blocking=True)
         self._buffer.sent()
 
+    def forget(self) -> None:
+        """The fixed part was written to on the device: the next step sends it whatever it is."""
+        self._sent = {}
+
     def _is_there(self) -> bool:
         """Whether the device holds the fixed part of this step."""
         if self._now.keys() != self._sent.keys():

@@ -1,8 +1,9 @@
 """Constraint: what may come next in one sample, said by somebody who knows a grammar; the scheduler sees numbers.
 
-A row with a constraint is launched only when all of its tokens have been read, since its mask needs the last one. It
-keeps its constraint through preemption. In a request with constraints min_tokens is their own affair: to bar a row's
-ends where a grammar leaves nothing else would leave no token. It knows no text, no rows.
+A row with a constraint is drawn only when all of its tokens have been read, since its mask needs the last one: its step
+draws late. It keeps its constraint through preemption. A constraint is used by one thread at a time, not always the
+same. In a request with constraints min_tokens is their own affair: to bar a row's ends where a grammar leaves nothing
+else would leave no token. It knows no text, no rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Constraint(Protocol):
 
     def mask(self) -> Int32 | None:
         """Returns the words of a token mask [ceil(vocabulary / 32)]: bit t % 32 of word t // 32 set: token t may come.
-        None: any token may. The scheduler copies it at once. A mask of no token ends the sample with an error."""
+        None: any token may. It is not written to any more. A mask of no token ends the sample with an error."""
 
     def accept(self, token: int) -> None:
         """Takes the next token of the sample in; the sample goes on behind it."""

@@ -1,7 +1,7 @@
 """MaskSlots: who has which slot of the device's pool of token masks, and what goes into the slots with each step.
 
     rows of equal static masks (allowed_token_ids)   one slot together, written when the first of them joins
-    a row with a constraint                          a slot of its own, written with each step of the row
+    a row with a constraint                          a slot of its own, written before each draw of the row
 
 A slot comes free with the last row that has it, once every flight that names that row has been read. It knows rows,
 token ids and constraints; no blocks, no text.
@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.schedule.constraint import Constraint
+from penstock.schedule.guides import Guide, MaskMakers
 from penstock.schedule.request_state import RequestState
-from penstock.schedule.rows import FREE, Rows
-from penstock.schedule.step import Bool, Int32, Int64, Masks
+from penstock.schedule.rows import FREE, RUNNING, Rows
+from penstock.schedule.step import Bool, Int32, Int64, LateMasks, Masks
 
 
 class MaskSlots:
     """`count` slots for the rows of one scheduler."""
 
-    def __init__(self, count: int, rows: Rows, vocabulary: int) -> None:
-        self.rows, self.vocabulary = rows, vocabulary
+    def __init__(self, count: int, rows: Rows, vocabulary: int, makers: MaskMakers | None = None) -> None:
+        self.rows, self.vocabulary, self.makers = rows, vocabulary, makers or MaskMakers()
         self._free = list(range(count - 1, -1, -1))
         self._users: Int32 = np.zeros(count, np.int32)  # rows that have a slot
         self._static: dict[bytes, int] = {}  # allowed ids -> slot
         self._ids: dict[int, bytes] = {}  # slot -> the allowed ids that its rows share
         self._fresh: list[int] = []  # static slots that were given out and not sent yet
-        self._constraints: dict[int, tuple[Constraint, bytes]] = {}  # row -> its own, and its request's allowed ids
+        self._guides: dict[int, Guide] = {}  # row -> its sample's
+        self._any_token = self._words(b"")
 
     def room(self, live: RequestState) -> int:
         """Returns how many tails of this request the free slots are enough for."""
@@ -41,11 +42,15 @@ class MaskSlots:
         """Gives slots to rows that join; there is `room`."""
         shared = rows
         if live.constrain is not None:
+            due: list[Guide] = []
             for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
-                constraint = live.constraint_of(sample)
-                if constraint is not None:
-                    self._constraints[row] = constraint, live.allowed
+                guide = self._guide_of(live, sample)
+                if guide is not None:
+                    self._guides[row] = guide
                     self._give(self._free.pop(), np.array([row], np.int32))
+                    if not guide.begun:  # else it had a row that was preempted
+                        due.append(guide)
+            self.makers.start(due)
             self.rows.constrained[rows] = self.rows.mask_slot[rows] >= 0
             shared = rows[self.rows.mask_slot[rows] < 0]
         if live.allowed and shared.size:
@@ -65,7 +70,7 @@ class MaskSlots:
         self._users[slots] -= counts.astype(np.int32)
         self.rows.mask_slot[rows] = -1
         for row in rows[self.rows.constrained[rows]].tolist():
-            del self._constraints[row]
+            del self._guides[row]
         self.rows.constrained[rows] = False
         for slot in slots[self._users[slots] == 0].tolist():
             self._free.append(slot)
@@ -73,30 +78,49 @@ class MaskSlots:
                 del self._static[self._ids.pop(slot)]
 
     def launchable(self, rows: Int32, read: int) -> Int32:
-        """Returns the rows [k] without those whose mask needs a token of a flight after `read`."""
-        if not self._constraints:
+        """Returns the rows [k] without those whose mask needs a token of a flight after read + 1, which is read before
+        the step draws."""
+        if not self._guides:
             return rows
-        waits = self.rows.constrained.take(rows) & (self.rows.last_flight.take(rows) > read)
+        waits = self.rows.constrained.take(rows) & (self.rows.last_flight.take(rows) > read + 1)
         return rows[~waits] if waits.any() else rows
 
     def accept(self, rows: Int64, tokens: Int32, goes_on: Bool) -> None:
         """Tells constraints the tokens [k] that rows [k] were given, where the row goes on behind it."""
-        if self._constraints:
-            for at in np.flatnonzero(self.rows.constrained.take(rows) & goes_on).tolist():
-                self._constraints[int(rows[at])][0].accept(int(tokens[at]))
+        if self._guides:
+            at = np.flatnonzero(self.rows.constrained.take(rows) & goes_on)
+            self.makers.start([self._guides[row] for row in rows[at].tolist()], tokens[at].tolist())
 
-    def masks(self, rows: Int32) -> Masks | None:
-        """Returns what a step of `rows` needs in its slots and what is not there yet."""
-        lines = {slot: self._words(self._ids[slot]) for slot in self._fresh}
-        self._fresh.clear()
-        if self._constraints:
-            for row in rows[self.rows.constrained.take(rows)].tolist():
-                constraint, allowed = self._constraints[row]
-                words = constraint.mask()
-                if words is None or allowed:
-                    words = self._words(allowed) if words is None else self._words(allowed) & words
-                lines[int(self.rows.mask_slot[row])] = words
-        return Masks(np.array(list(lines), np.int32), np.stack(list(lines.values()))) if lines else None
+    def masks(self) -> Masks | None:
+        """Returns the static masks that a step needs and that are not in their slots yet."""
+        if not self._fresh:
+            return None
+        slots, self._fresh = self._fresh, []
+        return Masks(np.array(slots, np.int32), np.stack([self._words(self._ids[slot]) for slot in slots]))
+
+    def guided(self, rows: Int32) -> Int32:
+        """Returns those of rows [k] that have a constraint."""
+        return rows[self.rows.constrained.take(rows)] if self._guides else rows[:0]
+
+    def late(self, rows: Int32) -> LateMasks:
+        """Returns the masks of rows [k], all guided; who has ended meanwhile, or has no mask yet, sits out."""
+        found = {row: self._guides[row].words for row in rows[self.rows.state.take(rows) == RUNNING].tolist()}
+        words = {row: each for row, each in found.items() if each is not None}
+        out = np.array([row for row in rows.tolist() if row not in words], np.int32)
+        lines = np.stack(list(words.values())) if words else np.zeros((0, self._any_token.size), np.int32)
+        return LateMasks(self.rows.mask_slot[list(words)], lines, out)
+
+    def wait(self, rows: Int32, seconds: float) -> bool:
+        """Waits for the masks of rows [k], all guided, so long at most -> whether all are there that will be."""
+        self.makers.wait(seconds)
+        return all(self._guides[row].words is not None for row in rows[self.rows.state.take(rows) == RUNNING].tolist())
+
+    def _guide_of(self, live: RequestState, sample: int) -> Guide | None:
+        """Returns the guide of a sample: made once, and what it was when a row was preempted."""
+        if live.constrain is not None and sample not in live.guides:
+            constraint, allowed = live.constrain(sample), self._words(live.allowed) if live.allowed else None
+            live.guides[sample] = None if constraint is None else Guide(constraint, self._any_token, allowed)
+        return live.guides.get(sample)
 
     def _give(self, slot: int, rows: Int32) -> None:
         self.rows.mask_slot[rows] = slot
@@ -116,5 +140,5 @@ class MaskSlots:
         assert set(self._free) == set(np.flatnonzero(users == 0).tolist()), "a mask slot is lost, or free and in use"
         assert set(self._static.values()) == set(self._ids) and not set(self._ids) & set(self._free)
         constrained = np.flatnonzero(self.rows.constrained).tolist()
-        assert set(constrained) == set(self._constraints), "a constraint without a row"
+        assert set(constrained) == set(self._guides), "a constraint without a row"
         assert (self.rows.state[constrained] != FREE).all(), "a free row has a constraint"

@@ -28,7 +28,8 @@ from penstock.row_table import (
     WANTS_PENALTY,
     WANTS_WORDS,
 )
-from penstock.schedule.constraint import Constraint, ConstraintFactory
+from penstock.schedule.constraint import ConstraintFactory
+from penstock.schedule.guides import Guide
 from penstock.schedule.logprob_store import TokenScores
 from penstock.schedule.rows import EACH_TOKEN, IGNORES_EOS, MORE_STOP_IDS, ON_WATCH, STOP_IDS
 from penstock.schedule.step import JOIN_RECORD, Int32
@@ -108,7 +109,7 @@ class RequestState:
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
     scored: list[Any] = field(default_factory=list)  # prompt logprobs, a chunk at a time
-    _constraints: dict[int, Constraint | None] = field(default_factory=dict)  # sample -> its own, once it had a row
+    guides: dict[int, Guide | None] = field(default_factory=dict)  # sample -> its own, once it had a row
     came: float = field(default_factory=time.monotonic)
     waited: float = -1.0  # seconds until a step first took it up
 
@@ -162,12 +163,6 @@ class RequestState:
         """A step takes it up: its prompt, or its first tail."""
         if self.waited < 0:
             self.waited = time.monotonic() - self.came
-
-    def constraint_of(self, sample: int) -> Constraint | None:
-        """Returns the constraint of a sample: made once, and what it was when a row was preempted."""
-        if self.constrain is not None and sample not in self._constraints:
-            self._constraints[sample] = self.constrain(sample)
-        return self._constraints.get(sample)
 
 
 def _traits(request: Request) -> int:

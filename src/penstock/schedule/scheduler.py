@@ -24,6 +24,7 @@ from penstock.schedule.deferred_free import DeferredFree
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.finish import Finisher
 from penstock.schedule.forecast import LengthModel
+from penstock.schedule.guides import MaskMakers
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.output_processor import OutputProcessor
 from penstock.schedule.preemption import Preempter
@@ -32,7 +33,7 @@ from penstock.schedule.prompt_outputs import PromptOutputs
 from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import DRAINED, PREEMPTED, RUNNING, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Joins, StepPlan, StepTokens
+from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Joins, LateMasks, StepPlan, StepTokens
 from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
 from penstock.schedule.windowed_pool import WindowedPool, pool_of
@@ -46,6 +47,7 @@ class Scheduler:
         limits: SchedulerConfig,
         drafter: Drafter | None = None,
         outputs: type[OutputProcessor] = OutputProcessor,
+        makers: MaskMakers | None = None,
     ) -> None:
         self.limits, self.drafter = limits, drafter
         width = -(-limits.max_model_len // BLOCK_SIZE)
@@ -60,7 +62,7 @@ class Scheduler:
         self.tree = PrefixTree(self.pool, self.slot_token, limits.prefix_caching)
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
-        self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size)
+        self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers)
         self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots)
         self.watch = StopTokenMasks(limits.vocab_size)
         self.outputs = outputs(limits, self.rows, self.groups, self.slot_token, self.watch)
@@ -81,9 +83,8 @@ class Scheduler:
         self._idle_plans = 0
         self._told: deque[Deltas] = deque()
         self._clears = False  # whether logits were not finite once: blocks are cleared as they are handed out
-        self.counts: dict[str, int] = dict.fromkeys(
-            ("requests", "prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens", "steps"), 0
-        )
+        tokens = ("prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens")
+        self.counts: dict[str, int] = dict.fromkeys(("requests", *tokens, "late_masks", "steps"), 0)
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -163,6 +164,21 @@ class Scheduler:
             return None
         return self._launch(number, rows, growth, joins, admitted)
 
+    def await_masks(self, plan: StepPlan, seconds: float) -> bool:
+        """Of a step that draws late: waits for masks, so long at most -> whether all are there."""
+        return self.mask_slots.wait(self.mask_slots.guided(plan.rows), seconds)
+
+    def draw(self, plan: StepPlan) -> LateMasks:
+        """What the draw of a step that draws late is told, before the next plan. Rows without a mask sit it out."""
+        rows = self.mask_slots.guided(plan.rows)
+        late = self.mask_slots.late(rows)
+        drawn = np.zeros(self.rows.count, np.bool_)
+        drawn[rows] = True
+        drawn[late.sit_out] = False
+        self._advance(drawn)
+        self.counts["late_masks"] += int(np.count_nonzero(self.rows.state.take(late.sit_out) == RUNNING))
+        return late
+
     def plan_is_stuck(self) -> bool:
         """After a plan() that gave nothing with nothing in flight: whether another one gives nothing again."""
         self._idle_plans = 0 if self.finisher.waits else self._idle_plans + 1  # what waits comes back bit by bit
@@ -196,16 +212,10 @@ class Scheduler:
         rows, columns = order.rows, self.rows
         lengths = columns.planned_length.take(rows)
         # Whole columns: writing to a step's rows one by one costs ten times as much.
-        columns.planned_length += order.active
         np.copyto(columns.last_flight, number, where=order.active)
-        # Whose last step is this is known without reading.
-        drained = np.flatnonzero(order.active & (columns.planned_length + 1 >= columns.limit))
         drafts = self._drafts(rows, lengths)
-        if self.drafter is not None:
-            drained = drained[columns.drafted[drained] == 0]  # the others may be shorter than planned
-        if drained.size:
-            columns.state[drained] = DRAINED
-            self.batch_order.changed = True
+        draws_late = self.mask_slots.guided(rows).size > 0
+        self._advance(order.active & ~columns.constrained if draws_late else order.active)
         self._planned += 1
         self._idle_plans = 0
         self.counts["steps"] += 1
@@ -225,10 +235,22 @@ class Scheduler:
             joins=joins,
             chunks=chunks_of(admitted.chunks),
             drafts=drafts,
-            masks=self.mask_slots.masks(rows),
+            masks=self.mask_slots.masks(),
+            draws_late=draws_late,
             clears=self._clears,
             window_pages=self.pool.take_fresh() if isinstance(self.pool, WindowedPool) else None,
         )
+
+    def _advance(self, drawn: Bool) -> None:
+        """A step draws for these of all rows. Whose last step it is is known without reading."""
+        columns = self.rows
+        columns.planned_length += drawn
+        drained = np.flatnonzero(drawn & (columns.planned_length + 1 >= columns.limit))
+        if self.drafter is not None:
+            drained = drained[columns.drafted[drained] == 0]  # the others may be shorter than planned
+        if drained.size:
+            columns.state[drained] = DRAINED
+            self.batch_order.changed = True
 
     def _drafts(self, rows: Int32, lengths: Int32) -> Drafts | None:
         """What the drafter offers the rows of a step; their lengths are planned as if all of it were right.

@@ -14,7 +14,11 @@ A step on the device, in this order:
     3. new blocks   table entries of rows that grow
     4. masks        which tokens may come, for rows whose mask is new
     5. forward      of `rows` (one token each) and then of the chunks' tokens, in one batch
-    6. sample       one token for each of `rows`; last_token, length and done are updated on the device
+    6. late masks   only where `draws_late`: of rows with constraints, which need tokens in flight at the launch
+    7. sample       one token for each of `rows`; last_token, length and done are updated on the device
+
+A step that draws late is launched up to its forward, which hides how long masks take; `Runner.draw` ends it. A row
+whose mask is not there by then sits the draw out: it stays what it was, and its next step is this one again.
 
 A row may be offered drafts: tokens that are guessed to come next. The step feeds them behind the row's last token, a
 query each, and draws after every one. A draw depends on what is before it and on counters alone, so a draft is right if
@@ -78,6 +82,15 @@ class Masks:
 
 
 @dataclass(slots=True)
+class LateMasks:
+    """What the draw of a step that draws late is told: masks, as Masks, and who is not drawn."""
+
+    slots: Int32  # [m]  distinct
+    words: Int32  # [m, ceil(vocabulary / 32)]
+    sit_out: Int32  # [k]  rows of the step that stay what they were; their queries tell NO_TOKEN
+
+
+@dataclass(slots=True)
 class Chunks:
     """Pieces of prompts that are prefilled in this step, one after the other in `tokens`."""
 
@@ -136,6 +149,7 @@ class StepPlan:
     chunks: Chunks | None
     drafts: Drafts | None = None  # None: a query a row
     masks: Masks | None = None
+    draws_late: bool = False  # rows have constraints: nothing is drawn until Runner.draw
     clears: bool = False  # blocks that it hands out are cleared first: a row's logits were not finite
     window_pages: Int32 | None = None  # [p, 1 + tables]  blocks and their pages for layers with windows, cleared first
 
@@ -191,7 +205,11 @@ class Runner(Protocol):
         """Blocks of the KV pool, the scratch block included."""
 
     def launch(self, plan: StepPlan) -> Flight:
-        """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
+        """Starts a step and returns at once. The plan's arrays are the runner's from now on. Of a step that draws late
+        it starts the forward: that flight brings nothing, and is ready when the device has come to the draw."""
+
+    def draw(self, late: LateMasks) -> Flight:
+        """Ends the step that was launched last, which draws late, and returns at once."""
 
     def counts(self) -> dict[str, int]:
         """`jit_compiles`, `jit_loads`: kernels compiled, or loaded from a disk, since the runner was ready."""

@@ -165,7 +165,7 @@ class Scheduler:
         return self._launch(number, rows, growth, joins, admitted)
 
     def await_masks(self, plan: StepPlan, seconds: float) -> bool:
-        """Of a step that draws late: waits for masks, so long at most -> whether all are there."""
+        """Waits for the masks of a step that draws late, so long at most -> whether all are there."""
         return self.mask_slots.wait(self.mask_slots.guided(plan.rows), seconds)
 
     def draw(self, plan: StepPlan) -> LateMasks:

@@ -20,7 +20,7 @@ _TOGETHER = 8  # masks that a thread makes without asking for more: handing one 
 
 @dataclass(slots=True, eq=False)
 class Guide:
-    """What one sample is held to, whatever rows it has. any_token: the mask [words] that holds where its constraint says None."""
+    """What one sample is held to, whatever rows it has. any_token: the mask [words] where its constraint says None."""
 
     constraint: Constraint
     any_token: Int32

@@ -164,7 +164,7 @@ of these tables. `None` is left out everywhere. On the command line names may ha
 are read, and `--model` is the MODEL that stands by itself.
 
 `LLM` has `generate`, `chat`, `get_tokenizer` and, for long jobs, `stream`: [llm.md](llm.md). It has no `beam_search`,
-`embed`, `encode`, `classify`, `score`, `sleep` or `collective_rpc`. Over HTTP each field has its place in
+`embed`, `encode`, `classify`, `score` or `collective_rpc`. Over HTTP each field has its place in
 [server.md](server.md).
 """
 

@@ -173,7 +173,7 @@ ENGINE: dict[str, Argument] = {
     **named("preemption_mode", str, _OWN_SCHEDULER),
     **named("speculative_config speculative_model num_speculative_tokens ngram_prompt_lookup_max", (), _DRAFTS),
     **named("kv_transfer_config kv_events_config ec_transfer_config weight_transfer_config", (), _BETWEEN),
-    **named("enable_sleep_mode", (False,), "close() gives the memory back, and a new LLM takes it"),
+    **named("enable_sleep_mode", bool, "every engine can sleep"),
     # what it says
     **named("max_logprobs", (20,), "a request may ask for up to 20"),
     **named("logprobs_mode", ("raw_logprobs",), "logprobs are of the raw logits"),

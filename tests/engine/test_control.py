@@ -16,10 +16,10 @@ from service import make_folder
 
 from penstock.config import Config
 from penstock.engine.async_client import AsyncClient
-from penstock.engine.control import PREFIX_CACHE, WEIGHTS
+from penstock.engine.control import PREFIX_CACHE, SLEEP, UPDATE, WAKE_UP, Control
 from penstock.engine.launch import launch
 from penstock.engine.launch_replicas import launch_replicas
-from penstock.errors import CheckpointError, EngineError
+from penstock.errors import CheckpointError, EngineError, UsageError
 from penstock.request import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -92,12 +92,13 @@ def test_every_answer_is_of_one_version_and_says_which(loop: asyncio.Runner, fol
 
         async def steps() -> None:
             await asyncio.sleep(0.1)
-            await client.control(WEIGHTS, folder=str(one))
+            await client.control(Control(UPDATE, folder=str(one)))
             await asyncio.sleep(0.05)
             with pytest.raises(CheckpointError, match="holds no fake"):
-                await client.control(WEIGHTS, folder=str(one.parent))
+                await client.control(Control(UPDATE, folder=str(one.parent)))
             await asyncio.gather(
-                client.control(WEIGHTS, folder=str(two), version="two"), client.control(PREFIX_CACHE, mode="keep")
+                client.control(Control(UPDATE, folder=str(two), version="two")),
+                client.control(Control(PREFIX_CACHE, mode="keep")),
             )
             assert client.weights_version == "two"
             await asyncio.sleep(0.05)
@@ -130,7 +131,7 @@ def test_what_runs_may_go_on_with_the_new_weights(loop: asyncio.Runner, folders:
                 found[0] += delta.token_ids
                 versions.add(delta.weights_version)
             if changing is None:
-                changing = asyncio.ensure_future(client.control(WEIGHTS, folder=str(one), mode="keep"))
+                changing = asyncio.ensure_future(client.control(Control(UPDATE, folder=str(one), mode="keep")))
         assert changing is not None
         await changing
         behind = await ask(client, 2)
@@ -144,6 +145,45 @@ def test_what_runs_may_go_on_with_the_new_weights(loop: asyncio.Runner, folders:
     assert behind == (right(2, words, 1), {"step-1"})
 
 
+def test_what_runs_and_what_comes_goes_on_behind_a_sleep(loop: asyncio.Runner, folders: Any) -> None:
+    first, words, (one, _) = folders
+
+    async def run() -> list[Answer]:
+        client = await launch(Config.of(model=str(first)), COMMAND, step_timeout=0.5)
+
+        async def steps() -> None:
+            await asyncio.sleep(0.1)
+            await client.control(Control(SLEEP, mode="keep"))
+            assert client.asleep == ("weights", "kv_cache") and not client.idle
+            await asyncio.sleep(0.1)
+            heard = client.stats()["generation_tokens"]
+            await asyncio.sleep(2.0)  # longer than a step may take: nobody takes it for stuck
+            assert client.alive and client.step_age == 0 and client.stats()["generation_tokens"] == heard
+            await client.control(Control(WAKE_UP, mode="keep", tags=["weights"]))
+            assert client.asleep == ("kv_cache",)
+            with pytest.raises(UsageError, match="tags must be of weights, kv_cache, and 'heads' is not"):
+                await client.control(Control(WAKE_UP, tags=["heads"]))
+            await client.control(Control(WAKE_UP))
+            assert client.asleep == ()
+            await asyncio.sleep(0.1)
+            await client.control(Control(SLEEP, level=2))  # waits for what runs
+            await client.control(Control(WAKE_UP))
+            assert client.asleep == ("weights",)
+            await client.control(Control(UPDATE, folder=str(one)))
+            assert client.asleep == ()
+
+        try:
+            return await asyncio.wait_for(under_load(client, steps), PATIENCE)
+        finally:
+            await client.close()
+
+    answers = loop.run(run())
+    turned = {None: 0, "step-1": 1}
+    assert {version for _, versions in answers for version in versions} == set(turned)
+    for number, (found, (version,)) in enumerate(answers):
+        assert found == right(number, words, turned[version])
+
+
 def test_of_several_replicas_each_is_changed(loop: asyncio.Runner, folders: Any) -> None:
     first, words, (one, _) = folders
 
@@ -152,7 +192,7 @@ def test_of_several_replicas_each_is_changed(loop: asyncio.Runner, folders: Any)
 
         async def steps() -> None:
             await asyncio.sleep(0.1)
-            await replicas.control(WEIGHTS, folder=str(one))
+            await replicas.control(Control(UPDATE, folder=str(one)))
             assert replicas.weights_version == "step-1"
             await asyncio.sleep(0.05)
 
@@ -175,14 +215,14 @@ def test_whoever_waits_is_told_of_the_engines_end(loop: asyncio.Runner, folders:
     async def run() -> None:
         client = await launch(Config.of(model=str(first)), COMMAND)
         stream = client.submit(prompt(1), SamplingParams(max_tokens=200, ignore_eos=True), stream=False)
-        waiting = asyncio.ensure_future(client.control(WEIGHTS, folder=str(one)))
+        waiting = asyncio.ensure_future(client.control(Control(UPDATE, folder=str(one))))
         await asyncio.sleep(0)
         client._process.kill()
         with pytest.raises(EngineError, match="ended with code"):
             await waiting
         stream.cancel()
         with pytest.raises(EngineError):
-            await client.control(PREFIX_CACHE)
+            await client.control(Control(PREFIX_CACHE))
         await client.close()
 
     loop.run(asyncio.wait_for(run(), PATIENCE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
-from penstock.errors import CheckpointError, PenstockError, UsageError
+from penstock.errors import CheckpointError, EngineError, PenstockError, UsageError
 from penstock.execute.reload import arrays_of
+from penstock.execute.sleep import to_host
 
 pytestmark = pytest.mark.torch
 
@@ -139,3 +141,64 @@ def test_a_folder_that_is_not_there_and_an_llm_at_work(folders: tuple[Path, Path
             llm.update_weights(folders[1])
         stream.close()
         llm.update_weights(folders[1])
+
+
+@pytest.mark.parametrize("knobs", [{}, {"quantization": "int4"}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("level", [1, 2])
+def test_memory_comes_back_and_answers_stay(folders: tuple[Path, Path], knobs: dict[str, Any], level: int) -> None:
+    with LLM(str(folders[0]), **KNOBS | knobs) as llm:
+        before = told(llm)
+        runner: Any = llm.engine.runner
+        held = list(arrays_of(runner._state.model.parts))
+        stays = {id(each) for each in runner._state.model.kinds.values()}
+        weights = [weakref.ref(array) for _, array in held if id(array) not in stays]
+        kv = [weakref.ref(layer.storage) for layer in runner._state.kv.layers]
+        del held
+        llm.sleep(level)
+        assert llm.is_sleeping() and llm.engine.scheduler.stats()["kv_usage"] == 0
+        assert not any(each() is not None for each in kv)
+        assert [each() is None for each in weights] == [level == 2] * len(weights)
+        with pytest.raises(UsageError, match=r"this LLM sleeps \(weights, kv_cache\): wake_up\(\)"):
+            llm.generate(PROMPTS, ASK)
+        llm.wake_up(["weights"])
+        llm.wake_up()
+        assert llm.is_sleeping() == (level == 2)
+        if level == 2:
+            with pytest.raises(UsageError, match=r"sleeps \(weights\): .*update_weights"):
+                llm.generate(PROMPTS, ASK)
+            with pytest.raises(CheckpointError):
+                llm.update_weights(folders[0].parent)
+            llm.update_weights(folders[0])
+        assert not llm.is_sleeping() and told(llm) == before
+        llm.engine.scheduler.check()
+
+
+def test_weights_that_are_given_in_a_sleep(folders: tuple[Path, Path]) -> None:
+    with LLM(str(folders[1]), **KNOBS) as fresh:
+        wanted = told(fresh)
+    with LLM(str(folders[0]), **KNOBS) as llm:
+        told(llm)
+        llm.sleep()
+        llm.sleep(2)
+        llm.update_weights(folders[1])
+        assert llm.engine.asleep == ("kv_cache",)
+        llm.wake_up(tags=["kv_cache"])
+        assert told(llm) == wanted and llm.weights_version == "step-200"
+        for bad in (0, 3):
+            with pytest.raises(UsageError, match="level must be 1"):
+                llm.sleep(bad)
+        llm.sleep()
+        llm.close()
+        with pytest.raises(EngineError, match="closed"):
+            llm.wake_up()
+
+
+def test_views_of_one_storage_find_it_again() -> None:
+    whole = torch.arange(12, dtype=torch.float32)
+    views = [whole.view(3, 4), whole[4:8], torch.ones(3)]
+    hosts = to_host([whole, *views])
+    assert len(hosts) == 2 and all(each.untyped_storage().nbytes() == 0 for each in views)
+    for storage, host in hosts:
+        storage.resize_(host.nbytes)
+        torch.empty(0, dtype=torch.uint8).set_(storage).copy_(host)
+    assert views[1].tolist() == [4, 5, 6, 7] and views[0][2, 3] == 11 and views[2].sum() == 3

@@ -14,7 +14,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import CheckpointError
 from penstock.row_table import WANTS_LOGPROBS
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan, StepTokens, TokenLogprobs
+from penstock.schedule.step import BAD_LOGITS, KV_CACHE, NO_TOKEN, WEIGHTS, StepPlan, StepTokens, TokenLogprobs
 
 UInt64 = NDArray[np.uint64]
 ORDERS = "orders.json"
@@ -131,6 +131,7 @@ class FakeRunner:
 
     def __init__(self, folder: Path, shape: Shape) -> None:
         self.num_blocks = shape.num_blocks
+        self.asleep: tuple[str, ...] = ()
         self._folder, self._words = folder, np.array(shape.words, np.int32)
         width = -(-shape.longest // 16)
         self._slots = np.zeros(shape.num_blocks * 16, np.uint64)  # hash of all tokens up to each slot
@@ -155,6 +156,17 @@ class FakeRunner:
         if not (folder / SHAPE).is_file():
             raise CheckpointError(f"{folder} holds no {SHAPE}")
         self._words = np.array(msgspec.json.decode((folder / SHAPE).read_bytes(), type=Shape).words, np.int32)
+        self.asleep = tuple(tag for tag in self.asleep if tag != WEIGHTS)
+
+    def sleep(self, level: int) -> None:
+        """Forgets all rows, and what is in their blocks."""
+        for column in (self._slots, self._table, self._last, self._length):
+            column[:] = 0
+        self._done[:] = True
+        self.asleep, self._gone = (WEIGHTS, KV_CACHE), level == 2
+
+    def wake_up(self, tags: Collection[str]) -> None:
+        self.asleep = tuple(tag for tag in self.asleep if tag not in tags or (tag == WEIGHTS and self._gone))
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -22,6 +22,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from penstock.engine.async_client import ReplicaState
+from penstock.engine.control import SLEEP, WAKE_UP, Control
+from penstock.engine.engine import TAGS
 from penstock.errors import CheckpointError, ContextLengthError, EngineError
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.server.batch.manager import BatchManager
@@ -160,7 +162,7 @@ class FakeEngine:
         self._alive = True
         self.open_at_death: frozenset[FakeStream] = frozenset()
         self.cut_before_death = False
-        self.weights_version = "default"
+        self.weights_version, self.asleep = "default", tuple[str, ...]()
         self.controls: list[tuple[str, str, str]] = []
         self.death: str | None = None
         self.step_age = 0.0
@@ -183,11 +185,12 @@ class FakeEngine:
             self.open_at_death = frozenset(self.open)
         self._alive = alive
 
-    async def control(self, what: str, *, mode: str = "wait", folder: str = "", version: str | None = None) -> None:
-        if folder == "/no/folder":
+    async def control(self, word: Control) -> None:
+        if word.folder == "/no/folder":
             raise CheckpointError("/no/folder holds no config.json")
-        self.controls.append((what, mode, folder))
-        self.weights_version = version or folder or self.weights_version
+        self.controls.append((word.what, word.mode, word.folder or str(word.level)))
+        self.weights_version = word.version or word.folder or self.weights_version
+        self.asleep = {SLEEP: TAGS, WAKE_UP: ()}.get(word.what, self.asleep)
 
     def submit(
         self,

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import msgspec
+
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, StepOutputs
 from penstock.engine.client import Client, PendingRequest, error_of
-from penstock.engine.control import Control, Controlled, Mode, Weights
+from penstock.engine.control import Control, Controlled, Weights
 from penstock.engine.engine import FIRST_WEIGHTS, Refused
 from penstock.engine.group_stop import GroupStop
 from penstock.engine.request_stream import Stream
@@ -94,7 +96,7 @@ class AsyncClient:
         self._end, self._process = end, process
         self._progress = time.monotonic()  # when a step was last heard of, or work began where there was none
         self._client = Client(facts, tokenizer, self._send, self._fault)
-        self.weights_version = FIRST_WEIGHTS
+        self.weights_version, self.asleep = FIRST_WEIGHTS, tuple[str, ...]()
         self._streams: dict[int, Stream] = {}
         self._controls: dict[int, asyncio.Future[None]] = {}
         self._control_numbers = itertools.count()
@@ -131,8 +133,9 @@ class AsyncClient:
 
     @property
     def step_age(self) -> float:
-        """Seconds since a step was completed, or since there is work where there was none; 0 while there is none."""
-        return time.monotonic() - self._progress if self._streams else 0.0
+        """Seconds since a step was completed, or since there is work where there was none; 0 while there is none, or it
+        sleeps."""
+        return time.monotonic() - self._progress if self._streams and not self.asleep else 0.0
 
     def stats(self) -> dict[str, float]:
         """The engine's latest gauges and counters."""
@@ -174,14 +177,14 @@ class AsyncClient:
         self._streams[asked.request_id] = made = make(asked, self._cancel)
         return made
 
-    async def control(self, what: str, *, mode: Mode = "wait", folder: str = "", version: str | None = None) -> None:
+    async def control(self, word: Control) -> None:
         """Has the engine do something between steps (control.py), and waits for it. Raises what it raised, EngineError
         where it is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         number = next(self._control_numbers)
         self._controls[number] = done = asyncio.get_running_loop().create_future()
-        self._end.send_down(Control(number, what, mode, folder, version))
+        self._end.send_down(msgspec.structs.replace(word, number=number))
         try:
             await done
         finally:
@@ -247,7 +250,8 @@ class AsyncClient:
                 if isinstance(word, StepOutputs):
                     await self._news(word)
                 elif isinstance(word, Weights):
-                    self.weights_version = word.version
+                    self.weights_version, self.asleep = word.version, word.asleep
+                    self._progress = time.monotonic()
                 elif isinstance(word, Controlled) and (done := self._controls.get(word.number)) is not None:
                     if word.refused is None:
                         done.set_result(None)

@@ -1,8 +1,8 @@
-"""ControlQueue: what a client asks to be done between steps (other weights, an empty prefix cache), one by one.
+"""ControlQueue: what a client asks to be done between steps (other weights, an empty cache, a sleep), one by one.
 
-Until it is done no request that comes is taken up. What runs is waited for (`wait`), or goes on behind it (`keep`):
-then an answer may be of two versions of the weights, and its prompt's keys and values are those of the first. It knows
-an engine and words; no channel.
+Until it is done, and as long as the engine sleeps, no request that comes is taken up. What runs is waited for (`wait`),
+or goes on behind it (`keep`): then an answer may be of two versions of the weights, and its prompt's keys and values
+are those of the first. It knows an engine and words; no channel.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import msgspec
 from penstock.engine.engine import Engine, Refused
 from penstock.errors import PenstockError
 
-WEIGHTS, PREFIX_CACHE = "update_weights", "reset_prefix_cache"
+UPDATE, PREFIX_CACHE, SLEEP, WAKE_UP = "update_weights", "reset_prefix_cache", "sleep", "wake_up"
 Mode = Literal["wait", "keep"]
 
 
 class Control(msgspec.Struct, tag="control", frozen=True):
-    """Down: do something between steps. number: the client's, counted from 0."""
+    """Down: do something between steps. number: the client's, counted from 0 as it is sent."""
 
-    number: int
     what: str
     mode: Mode = "wait"
     folder: str = ""
     version: str | None = None
+    level: int = 1
+    tags: list[str] | None = None
+    number: int = -1
 
 
 class Controlled(msgspec.Struct, tag="controlled", frozen=True):
@@ -39,9 +41,10 @@ class Controlled(msgspec.Struct, tag="controlled", frozen=True):
 
 
 class Weights(msgspec.Struct, tag="weights", frozen=True):
-    """Up, to all clients: what the answers from here on are made with."""
+    """Up, to all clients: what the answers from here on are made with, and what sleeps."""
 
     version: str
+    asleep: tuple[str, ...] = ()
 
 
 class ControlQueue:
@@ -51,8 +54,10 @@ class ControlQueue:
         self._engine = engine
         self._asked: deque[tuple[int, Control]] = deque()
         self._work: dict[str, Callable[[Control], None]] = {
-            WEIGHTS: lambda word: engine.update_weights(Path(word.folder), word.version),
+            UPDATE: lambda word: engine.update_weights(Path(word.folder), word.version),
             PREFIX_CACHE: lambda word: engine.reset_prefix_cache(),
+            SLEEP: lambda word: engine.sleep(word.level),
+            WAKE_UP: lambda word: engine.wake_up(word.tags),
         }
 
     @property
@@ -62,8 +67,13 @@ class ControlQueue:
 
     @property
     def holds(self) -> bool:
-        """Whether no step is to be launched until it is done."""
-        return bool(self._asked) and self._asked[0][1].mode == "keep"
+        """Whether no step is to be launched: until it is done, or as long as the engine sleeps."""
+        return bool(self._engine.asleep) or (self.waiting and self._asked[0][1].mode == "keep")
+
+    @property
+    def defers(self) -> bool:
+        """Whether requests that come wait: behind what is to be done, or for the engine to wake up."""
+        return self.waiting or bool(self._engine.asleep)
 
     def put(self, client: int, word: Control) -> None:
         self._asked.append((client, word))

@@ -9,19 +9,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engine.grammars import Grammars
 from penstock.engine.pace import StepPace
 from penstock.engine.roofline import RooflineGauge
-from penstock.errors import EngineError, FaultError, PenstockError
+from penstock.errors import EngineError, FaultError, PenstockError, UsageError
 from penstock.request import Request
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.scheduler import Scheduler
-from penstock.schedule.step import Flight, Runner, StepPlan
+from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, Runner, StepPlan
 
 _LOOK = 2e-4  # seconds between two looks at a device that is before a late draw
+LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
 FIRST_WEIGHTS = "default"  # the version of those that an engine is opened with
 
 
@@ -53,6 +55,7 @@ class Engine:
     ) -> None:
         self.grammars = grammars
         self.weights_version = FIRST_WEIGHTS
+        self.asleep: tuple[str, ...] = ()  # by tags; while something sleeps no step may be launched
         self.scheduler, self.runner, self.steps_ahead, self.limit = scheduler, runner, steps_ahead, limit
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
         self._late: tuple[StepPlan, Flight] | None = None  # a step whose draw is still to be launched; its forward
@@ -167,6 +170,29 @@ class Engine:
         self.runner.update_weights(folder)
         self.weights_version = folder.name if version is None else version
         self.reset_prefix_cache()
+        if self.asleep:  # it had no weights, or others: where nothing else sleeps it wakes up
+            self.wake_up(())
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives the memory of KV and weights back, where no step is out: 1 keeps weights in host memory, 2 drops them.
+        What runs is computed again once it has woken up, and goes on. Raises UsageError."""
+        assert not self.flights, "it falls asleep between steps"
+        if level not in LEVELS:
+            raise UsageError("level must be 1 (weights go to host memory) or 2 (they are dropped)", param="level")
+        self.scheduler.give_back_blocks()
+        self.runner.sleep(level)
+        self.asleep = self.runner.asleep
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Has what is named wake up, None: everything. Weights that were dropped sleep until `update_weights`. Raises
+        UsageError, CapacityError where the memory is no longer there."""
+        unknown = sorted({*(tags or ())} - {*TAGS})
+        if unknown:
+            raise UsageError(f"tags must be of {', '.join(TAGS)}, and {unknown[0]!r} is not", param="tags")
+        try:
+            self.runner.wake_up(TAGS if tags is None else tags)
+        finally:
+            self.asleep = self.runner.asleep
 
     def stats(self) -> dict[str, float]:
         """The scheduler's and the runner's gauges and counters, the rate now, the expected end of all that is known,

@@ -78,14 +78,14 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
     told = 0.0
     idle = False
     compiling, controls = CompileQueue(engine.grammars), ControlQueue(engine)
-    later: list[Heard] = []  # while something is to be done between steps: what came for requests behind it
+    later: list[Heard] = []  # while something is to be done between steps, or it sleeps: what came for requests
     while True:
         refused: list[Refused] = []
-        words = later if later and not controls.waiting else []
+        words = later if later and not controls.defers else []
         later = [] if words else later
         pause = (COMPILE_LOOK if compiling.waiting else -1) if idle and not words else 0
         for word in [*words, *end.receive(pause)]:
-            if controls.waiting and _is_of_waiting(word, later):
+            if controls.defers and _is_of_waiting(word, later):
                 later.append(word)
             elif isinstance(word, ControlOf):
                 controls.put(word.client, word.control)
@@ -109,15 +109,15 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
             if compiling.take_cut(request.request_id):
                 engine.cancel(request.request_id, REST)
         deltas = None
-        if engine.has_work:
+        if engine.has_work and not engine.asleep:
             watchdog.began()
             deltas = engine.step(launch=not controls.holds)
             if deltas is not None:
                 watchdog.stepped()
         if not compiling.waiting and (done := controls.next()) is not None:
-            end.send_up(Weights(engine.weights_version))
+            end.send_up(Weights(engine.weights_version, engine.asleep))
             end.send_to(*done)
-        idle = not (engine.has_work or controls.waiting or later)
+        idle = not (controls.waiting or (not engine.asleep and (engine.has_work or later)))
         if idle:
             watchdog.idle()
         now = time.monotonic()

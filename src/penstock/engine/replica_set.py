@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.engine.async_client import AsyncClient, ReplicaState, SharedEngine
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import ClientEnd
-from penstock.engine.control import Mode
+from penstock.engine.control import Control
 from penstock.engine.group_stop import GroupStop
 from penstock.engine.launch import facts_of, load_tokenizer
 from penstock.engine.replica_stats import ReplicaStats
@@ -131,12 +131,18 @@ class ReplicaSet:
         """What replicas' answers are made with; several, where one has started again since they were changed."""
         return ",".join(sorted({r.client.weights_version for r in self._replicas if r.takes and r.client is not None}))
 
-    async def control(self, what: str, *, mode: Mode = "wait", folder: str = "", version: str | None = None) -> None:
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        """What sleeps of any replica."""
+        found = {tag for r in self._replicas if r.takes and r.client is not None for tag in r.client.asleep}
+        return tuple(sorted(found))
+
+    async def control(self, word: Control) -> None:
         """Has every replica that takes requests do something, one after the other, so that the others serve meanwhile.
         Raises what the first raised at which it failed, and the rest is left as it is."""
         for client in [replica.client for replica in self._replicas if replica.takes]:
             assert client is not None
-            await client.control(what, mode=mode, folder=folder, version=version)
+            await client.control(word)
 
     def restart(self) -> None:
         """Has all replicas restarted, one at a time, each when it has nothing left to do. Raises UsageError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -78,7 +79,9 @@ def open_share(
         runner.capture(agreed=layout.size > 1)
         if layout.size == 1:
             asked = config.model
-            runner.reload = lambda found: reload_weights(model, found, layout, asked.quantization, asked.seed)
+            runner.reload = partial(
+                reload_weights, model, layout=layout, quantization=asked.quantization, seed=asked.seed
+            )
     if layout.size > 1:
         agree(sized)  # all have come so far, and nobody is waited for while another compiles or captures
     return runner

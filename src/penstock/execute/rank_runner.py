@@ -88,7 +88,7 @@ class RankRunner(TorchRunner):
 
     def close(self) -> None:
         """Ends the other ranks' processes and lets go of this one's share. Flights that wait fail. Twice is once."""
-        if self._state is not None:
+        if not self._closed:
             _close(self.others)
             self.collectives.close()
             super().close()

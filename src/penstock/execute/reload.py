@@ -1,8 +1,8 @@
 """Other weights for a model that runs: loaded beside it, looked at, and put in their place between two steps.
 
-On CUDA captured steps know arrays by their addresses, so numbers are copied into the arrays that are there; on the CPU
-the layers change places. Until all of it is loaded and found to be numbers, nothing of the old is touched. It knows a
-model and a folder; no rows, no requests.
+On CUDA captured steps know arrays by their addresses, so numbers are copied into the arrays that are there; on the CPU,
+and where an engine sleeps, the layers change places. Until all of it is loaded and found to be numbers, nothing of the
+old is touched. It knows a model and a folder; no rows, no requests.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from penstock.weights.load import load_model
 PLACED = "the weights of {} lie otherwise than those of the engine: give them as those were ({})"
 
 
-def reload_weights(model: Decoder, folder: Path, layout: Layout, quantization: Quantization, seed: int) -> None:
+def reload_weights(
+    model: Decoder, folder: Path, layout: Layout, quantization: Quantization, seed: int, *, captured: bool
+) -> None:
     """Puts the weights of `folder` in the place of a prepared model's, made into its scheme. Raises CheckpointError
     where they are of another model, not whole, or no finite numbers, UsageError where they lie otherwise, and
-    CapacityError where both don't fit the device; the old ones stay then."""
+    CapacityError where both don't fit the device; the old ones stay then. captured: whether steps know the arrays by
+    their addresses."""
     config = read_model_config(folder)
     named = (each.name for each in fields(config))
     other = [name for name in named if getattr(config, name) != getattr(model.config, name, None)]
@@ -42,7 +45,7 @@ def reload_weights(model: Decoder, folder: Path, layout: Layout, quantization: Q
     if forms[0] != forms[1]:
         name = next(name for name in {**old, **fresh} if forms[0].get(name) != forms[1].get(name))
         raise UsageError(PLACED.format(folder, name), param="model_path")
-    if model.device.type == "cuda":
+    if captured:
         for name, array in old.items():
             array.copy_(fresh[name])
     else:
@@ -57,17 +60,18 @@ def arrays_of(part: Any, at: str = "", seen: set[int] | None = None) -> Iterator
     seen.add(id(part))
     if isinstance(part, Tensor):
         yield at, part
-    elif isinstance(part, (list, tuple)):
-        for number, each in enumerate(part):
-            yield from arrays_of(each, f"{at}.{number}", seen)
-    elif isinstance(part, dict):
-        for name, each in part.items():
-            yield from arrays_of(each, f"{at}.{name}", seen)
-    elif type(part).__module__.startswith("penstock.") and not isinstance(part, (type, Layout)):
-        for name in _names(part):
-            yield from arrays_of(getattr(part, name, None), f"{at}.{name}", seen)
+    for name, each in parts_within(part):
+        yield from arrays_of(each, f"{at}.{name}", seen)
 
 
-def _names(part: Any) -> list[str]:
-    slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
-    return sorted({*slots, *getattr(part, "__dict__", ())})
+def parts_within(part: Any) -> list[tuple[Any, Any]]:
+    """Returns what a list, a tuple, a dict, or an object of ours holds, by number or name."""
+    if isinstance(part, (list, tuple)):
+        return list(enumerate(part))
+    if isinstance(part, dict):
+        return list(part.items())
+    if type(part).__module__.startswith("penstock.") and not isinstance(part, (type, Layout)):
+        slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
+        names = sorted({*slots, *getattr(part, "__dict__", ())})
+        return [(name, getattr(part, name, None)) for name in names]
+    return []

@@ -6,14 +6,15 @@ host but its plan, so several may be launched before one is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from penstock.errors import UsageError
+from penstock.errors import CapacityError, UsageError
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.executor import Executor, Outcome
 from penstock.execute.gpu_specs import rated
@@ -22,6 +23,7 @@ from penstock.execute.layer_pages import LayerPages, pages_of
 from penstock.execute.limits import BatchLimits, Limits, graph_bytes
 from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
+from penstock.execute.sleep import RestingWeights, give_back
 from penstock.execute.warm import warm
 from penstock.execute.window_tables import WindowTables
 from penstock.kernels.binaries import BinaryCounts
@@ -33,7 +35,7 @@ from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
 from penstock.schedule.prefix_groups import SharingCosts
-from penstock.schedule.step import Flight, LateMasks, StepPlan
+from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, LateMasks, StepPlan
 
 SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
@@ -88,11 +90,18 @@ class TorchRunner:
             far = limits.kv_tokens * (1 + self.layer_pages.tables)
             self._about["kv_tokens_at_most"] = far  # where every window has passed
         places = None if self.layer_pages is None else self.layer_pages.place
-        kv = KvCache(model.kv_forms, self.kv_pages + 1, device, places)
-        self._about["kv_bytes"] = kv.bytes()
-        self._state: DeviceStep | None = _step(model, ops, limits, end_ids, kv, self.layer_pages)
+
+        def made() -> DeviceStep:
+            kv = KvCache(model.kv_forms, self.kv_pages + 1, device, places)
+            return _step(model, ops, limits, end_ids, kv, self.layer_pages)
+
+        self._model, self._made = model, made
+        self._state: DeviceStep | None = made()  # None while it sleeps
+        self._about["kv_bytes"] = self._state.kv.bytes()
+        self._resting: RestingWeights | None = None
+        self._kv_sleeps = self._closed = False
         self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
-        self.reload: Callable[[Path], None] | None = None  # told by who opens it; None: its weights stay
+        self.reload: Callable[..., None] | None = None  # told by who opens it; None: its weights stay
         self.at_close: Callable[[], object] = lambda: None
 
     def capture(self, *, agreed: bool = False) -> None:
@@ -100,9 +109,7 @@ class TorchRunner:
         runner is ready then.
 
         agreed: with other ranks, each of which captures all of them."""
-        if self._state is not None and self._state.ops.compiled and self._state.rows.device.type == "cuda":
-            room = None if agreed else graph_bytes(self._state.rows.device)
-            self._about["graphs"] = self._state.capture(self.grouping, self._graph_sizes, room)
+        self._capture(agreed)
         if self._binaries is not None:
             self._at_ready = self._binaries.counts()
 
@@ -124,23 +131,83 @@ class TorchRunner:
     def update_weights(self, folder: Path) -> None:
         """Puts other weights in the place of the model's, where no step is under way. Raises as execute.reload does,
         and UsageError where several ranks share the model."""
-        if self.reload is None:
-            raise UsageError(
-                "weights are changed where one GPU holds the model: to change those of several ranks make a new engine",
-                param="tensor_parallel_size",
-            )
-        reload = self.reload
-        self._executor.call(lambda: reload(folder))
+        reload = self._alone("weights are changed")
+        self._executor.call(lambda: reload(folder, captured=self._captured))
+        self._resting = None
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        """What sleeps: WEIGHTS, KV_CACHE, both or nothing."""
+        return (WEIGHTS,) * (self._resting is not None) + (KV_CACHE,) * self._kv_sleeps
+
+    def sleep(self, level: int) -> None:
+        """Gives the memory of KV, rows and captured steps back, and that of the weights: 1 keeps them in host memory, 2
+        doesn't. No row may live."""
+        self._alone("memory is given back")
+        self._executor.call(lambda: self._rest(level))
+
+    def wake_up(self, tags: Collection[str]) -> None:
+        """Has what is named wake up; weights that are gone wait for `update_weights`. The rest of the memory is taken
+        once nothing sleeps. CapacityError where there is none: what sleeps then may be woken again."""
+        self._executor.call(lambda: self._wake(tags))
 
     def describe(self) -> dict[str, Any]:
         return dict(self._about)
 
     def close(self) -> None:
         """Ends the device's thread and lets go of weights, KV and rows. Flights that wait fail. Twice is once."""
-        if self._state is not None:
+        if not self._closed:
+            self._closed = True
             self._executor.close()
-            self._state = self.reload = None
+            self._state = self._resting = self.reload = None
+            del self._model, self._made
             self.at_close()
+
+    @property
+    def _captured(self) -> bool:
+        return self._state is not None and self._state.graphs is not None
+
+    def _capture(self, agreed: bool) -> None:
+        if self._state is not None and self._state.ops.compiled and self._state.rows.device.type == "cuda":
+            room = None if agreed else graph_bytes(self._state.rows.device)
+            self._about["graphs"] = self._state.capture(self.grouping, self._graph_sizes, room)
+
+    def _alone(self, what: str) -> Callable[..., None]:
+        """Returns `reload`, where no other rank has a share in it."""
+        if self.reload is None:
+            raise UsageError(
+                f"{what} where one GPU holds the model: where several ranks do make a new engine",
+                param="tensor_parallel_size",
+            )
+        return self.reload
+
+    def _rest(self, level: int) -> None:
+        self._state, self._kv_sleeps = None, True
+        if self._resting is None:
+            self._resting = RestingWeights(self._model, level)
+        elif level == 2:
+            self._resting.drop()
+        give_back(self._model.device)
+
+    def _wake(self, tags: Collection[str]) -> None:
+        with _named_shortage(self._model.device):
+            if WEIGHTS in tags and self._resting is not None and not self._resting.gone:
+                self._resting.bring_back()
+                self._resting = None
+        if KV_CACHE in tags:
+            self._kv_sleeps = False
+        self._rise()
+
+    def _rise(self) -> None:
+        """Takes the rest of the memory, where nothing sleeps any more."""
+        if self._state is None and not self.asleep:
+            try:
+                with _named_shortage(self._model.device):
+                    self._state = self._made()
+                    self._capture(agreed=False)
+            except BaseException:
+                self._state, self._kv_sleeps = None, True
+                raise
 
     def _run(self, plan: StepPlan) -> Outcome:
         assert self._state is not None
@@ -174,6 +241,15 @@ def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: boo
     warm(_step(model, ops, limits, (), kv, pages), limits, grouping)
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
+
+
+@contextmanager
+def _named_shortage(device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        told = f"there is no memory on {device} to wake up in: end what else took it meanwhile, and wake it up again"
+        raise CapacityError(told) from error
 
 
 def _device_name(device: torch.device) -> str:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
+from penstock.llm.between import AT_WORK, CLOSED, BetweenCalls
 from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, ids_of, needed, params_for
 from penstock.llm.outputs import collect, output_of
 from penstock.request import Delta, Request, RequestOutput, SamplingParams
@@ -44,7 +45,7 @@ __all__ = ["LLM", "Finished", "Prompt"]
 _AHEAD = 2  # prompts are pulled until this many times the rows have work
 
 
-class LLM:
+class LLM(BetweenCalls):
     """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are Config's, by name, and
     vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`)."""
 
@@ -172,23 +173,6 @@ class LLM:
 
         return HfTokenizer.over(needed(self._tokenizer, "get_tokenizer"), lambda job: self._chat_sandbox().run(job))
 
-    def update_weights(self, model_path: str | Path, *, weights_version: str | None = None) -> None:
-        """Puts the weights of a folder in the place of the model's, made into the scheme that it has; nothing that was
-        computed with the old ones is found again. weights_version: what `self.weights_version` says from here on, None:
-        the folder's name. Raises CheckpointError for weights of another model, that are not whole, or no finite
-        numbers, and UsageError at work: the old ones stay then."""
-        self._between(lambda: self.engine.update_weights(Path(model_path), weights_version))
-
-    def reset_prefix_cache(self) -> bool:
-        """Has no prompt that comes find what was computed so far. Returns that it is so, as vLLM's."""
-        self._between(self.engine.reset_prefix_cache)
-        return True
-
-    @property
-    def weights_version(self) -> str:
-        """Names the weights that answers are made with: `default` for those that it was opened with."""
-        return self.engine.weights_version
-
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start; prompt tokens of a group are counted once (`prefilled_tokens`)."""
         return self._engine.stats() if self._replicas is None else self._replicas.stats()
@@ -268,9 +252,9 @@ class LLM:
 
         self._refuse_a_fork()
         if not self._finalizer.alive:
-            raise EngineError("this LLM is closed: make a new one")
+            raise EngineError(CLOSED)
         if not self._turning.acquire(blocking=False):
-            raise UsageError("this LLM is at work: end or close its other generate, chat or stream first")
+            raise UsageError(AT_WORK)
         if self._replicas is not None:
             try:
                 with closing(self._replicas.deltas(prompts, self._ids, after_step)) as deltas:
@@ -282,6 +266,7 @@ class LLM:
         known: dict[int, tuple[PendingRequest, Prompt]] = {}
         room = _AHEAD * self.facts.max_num_seqs
         try:
+            self._refuse_asleep()
             while True:
                 while room > 0 and (prompt := next(source, None)) is not None:
                     try:
@@ -317,21 +302,6 @@ class LLM:
             finally:
                 self._turning.release()
 
-    def _between(self, work: Callable[[], None]) -> None:
-        """Does what no request may be under way for."""
-        from penstock.engine.interrupts import held_interrupts
-
-        self._refuse_a_fork()
-        if not self._finalizer.alive:
-            raise EngineError("this LLM is closed: make a new one")
-        if not self._turning.acquire(blocking=False):
-            raise UsageError("this LLM is at work: end or close its other generate, chat or stream first")
-        try:
-            with held_interrupts():
-                work()
-        finally:
-            self._turning.release()
-
     def _step(self) -> tuple[list[Delta], KeyboardInterrupt | None]:
         """The news of a step. Ctrl-C meanwhile is handed back: what ended in the step goes out first, it may be the
         work of minutes. Pressed twice, it raises at once."""
@@ -348,14 +318,6 @@ class LLM:
                 raise
             return news, pressed
         return news, None
-
-    def _refuse_a_fork(self) -> None:
-        """Raises UsageError in a fork of the process that made this LLM: nothing would answer it there."""
-        if os.getpid() != self._process:
-            raise UsageError(
-                f"this LLM was made by process {self._process}, and a fork has none of its threads: make the LLM "
-                "behind the fork, or start processes by multiprocessing's 'spawn'"
-            )
 
     def _settle(self) -> None:
         """Reads the flights that are still out: steps that ran too far."""

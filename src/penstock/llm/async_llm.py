@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
-from penstock.engine.control import PREFIX_CACHE, WEIGHTS, Mode
+from penstock.engine.control import PREFIX_CACHE, SLEEP, UPDATE, WAKE_UP, Control, Mode
 from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.llm.inputs import AnyPrompt, as_list, ids_of
 from penstock.request import CompletionOutput, Delta, RequestOutput, SamplingParams
@@ -84,12 +84,25 @@ class AsyncLLM:
 
     async def update_weights(self, model_path: str, *, weights_version: str | None = None, mode: Mode = "wait") -> None:
         """Puts other weights in the model's place, as POST /update_weights does. Raises PenstockError."""
-        await (await self._ready()).control(WEIGHTS, mode=mode, folder=model_path, version=weights_version)
+        await self._control(Control(UPDATE, mode=mode, folder=model_path, version=weights_version))
 
     async def reset_prefix_cache(self) -> bool:
         """Has no prompt that comes find what was computed so far. Returns that it is so."""
-        await (await self._ready()).control(PREFIX_CACHE, mode="keep")
+        await self._control(Control(PREFIX_CACHE, mode="keep"))
         return True
+
+    async def sleep(self, level: int = 1, mode: Mode = "wait") -> None:
+        """Gives the device's memory back, as POST /sleep does: requests that come wait for `wake_up`. Raises
+        PenstockError."""
+        await self._control(Control(SLEEP, mode=mode, level=level))
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Takes the memory again; tags: of `weights` and `kv_cache`, None: both. Raises PenstockError."""
+        await self._control(Control(WAKE_UP, mode="keep", tags=tags))
+
+    async def is_sleeping(self) -> bool:
+        """Returns whether weights or KV sleep."""
+        return bool((await self._ready()).asleep)
 
     async def shutdown(self) -> None:
         """Ends the engine; requests under way get an EngineError. Twice is once."""
@@ -111,6 +124,9 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.shutdown()
+
+    async def _control(self, word: Control) -> None:
+        await (await self._ready()).control(word)
 
     async def _ready(self) -> EngineClient:
         if self._closed:

@@ -108,6 +108,7 @@ class Decoder:
         for block, own in zip(other.blocks, self.blocks, strict=True):
             block.attention.kv_form = own.attention.kv_form
         self.embedding, self.blocks, self.norm, self.head = other.embedding, other.blocks, other.norm, other.head
+        self.kinds = other.kinds
 
     def weights(self) -> Iterator[Weight]:
         """Yields every weight, a tied head's once, always in the same order."""

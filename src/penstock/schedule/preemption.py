@@ -73,6 +73,16 @@ class Preempter:
             if not group.rows:
                 self._requeue(group)
 
+    def preempt_all(self) -> None:
+        """Takes all rows out, the oldest too."""
+        self._preempt(self.batch_order.running())
+
+    def unplace(self) -> None:
+        """Has groups without rows, prefilled or on the way, give their blocks back and wait again."""
+        for group in [*self.admission.ready, *self.admission.prefilling]:
+            if not group.rows:
+                self._requeue(group)
+
     def resume(self, rows: Int32) -> None:
         """Sends preempted rows, whose flights are all read, back into the queue as groups of one with all they made."""
         for row in rows.tolist():

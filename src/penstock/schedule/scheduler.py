@@ -353,6 +353,18 @@ class Scheduler:
         """What was computed so far is found by no prompt that comes; rows that run keep theirs."""
         self.tree.reset()
 
+    def give_back_blocks(self) -> None:
+        """Where all flights are read: rows give their blocks back and wait in the line with all they made, and nothing
+        that was computed is found again."""
+        assert not self.in_flight, "blocks are given back between steps"
+        self.preempter.preempt_all()
+        self._free_read()
+        self.preempter.unplace()
+        while self.finisher.waits:  # what is to be kept goes into the tree a part at a time
+            self._free_read()
+        self.tree.reset()
+        assert not self.pool.held, "somebody holds blocks still"
+
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start."""
         return {

@@ -27,6 +27,7 @@ it equals the draw before it, and the row's tokens are those that it makes witho
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +42,7 @@ Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
+WEIGHTS, KV_CACHE = "weights", "kv_cache"  # what may sleep, as vLLM's tags name it
 SCRATCH_BLOCK = 0  # where finished, padded and dead rows read and write; never handed out
 
 # What StepTokens.tokens holds where there is no token
@@ -215,8 +217,19 @@ class Runner(Protocol):
         """`jit_compiles`, `jit_loads`: kernels compiled, or loaded from a disk, since the runner was ready."""
 
     def update_weights(self, folder: Path) -> None:
-        """Puts other weights in the place of the model's, where no step is under way. Raises PenstockError; the old
-        ones stay then."""
+        """Puts other weights in the place of the model's, where no step is under way; they sleep no more. Raises
+        PenstockError; the old ones stay then."""
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        """What sleeps: WEIGHTS, KV_CACHE, both or nothing. While something does nothing is launched."""
+
+    def sleep(self, level: int) -> None:
+        """Gives memory back: of KV and rows, of which none may live, and of the weights, which are kept in host memory
+        (1) or nowhere (2)."""
+
+    def wake_up(self, tags: Collection[str]) -> None:
+        """Takes memory again. Weights that are nowhere wait for update_weights. Raises CapacityError."""
 
     def describe(self) -> dict[str, Any]:
         """dtype, device, kernels by operation and why, KV tokens, weights' bytes: for stats and doctor."""

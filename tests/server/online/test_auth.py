@@ -56,7 +56,7 @@ def test_replicas_are_restarted_by_an_operators_key_alone(tmp_path: Path) -> Non
         for key, status in (("plain", 403), ("nobody's", 401), ("operator", 200), ("on the line", 200)):
             assert http.post("/admin/restart", headers=bearer(key)).status_code == status, key
         assert server.engine.restarts == 2
-        for path in ("/update_weights", "/reset_prefix_cache"):
+        for path in ("/update_weights", "/reset_prefix_cache", "/sleep", "/wake_up"):
             answer = http.post(path, json={"model_path": "/w"}, headers=bearer("plain"))
             assert answer.status_code == 403 and answer.json()["error"]["code"] == "not_an_admin"
         assert server.engine.controls == []

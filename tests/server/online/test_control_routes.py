@@ -27,7 +27,7 @@ def test_weights_and_caches(server: Running) -> None:
         assert http.post("/reset_prefix_cache").json() == {"success": True}
         assert http.get("/weights_version").json() == {"weights_version": "3"}
     found = server.service.client.controls  # type: ignore[union-attr]
-    assert found == [("update_weights", "keep", "/w/step-3"), ("reset_prefix_cache", "keep", "")]
+    assert found == [("update_weights", "keep", "/w/step-3"), ("reset_prefix_cache", "keep", "1")]
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,30 @@ def test_bad_input(server: Running, body: dict[str, Any], error: str) -> None:
     answer = httpx.post(server.url + "/update_weights", json=body)
     assert answer.status_code == 400 and error in answer.json()["error"]["message"]
     assert httpx.get(server.url + "/weights_version").json() == {"weights_version": "default"}
+
+
+def test_sleep(server: Running) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        asleep = {"success": True, "is_sleeping": True, "asleep": ["weights", "kv_cache"]}
+        assert http.post("/sleep?level=2&mode=keep").json() == http.post("/sleep").json() == asleep
+        assert http.get("/is_sleeping").json() == {"is_sleeping": True}
+        assert http.post("/wake_up?tags=weights&tags=kv_cache").json()["asleep"] == []
+        assert http.get("/is_sleeping").json() == {"is_sleeping": False}
+    found = server.service.client.controls  # type: ignore[union-attr]
+    assert found == [("sleep", "keep", "2"), ("sleep", "wait", "1"), ("wake_up", "keep", "1")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ("/sleep?level=0", "level must be 1"),
+        ("/sleep?level=one", "level must be 1"),
+        ("/sleep?mode=abort", "mode must be 'wait'"),
+        ("/sleep?tags=weights", "no parameter 'tags' here"),
+        ("/wake_up?level=1", "no parameter 'level' here"),
+    ],
+)
+def test_bad_queries(server: Running, asked: str, error: str) -> None:
+    answer = httpx.post(server.url + asked)
+    assert answer.status_code == 400 and error in answer.json()["error"]["message"]
+    assert httpx.get(server.url + "/is_sleeping").json() == {"is_sleeping": False}

@@ -1,17 +1,17 @@
-"""What an operator or a training loop has done to a running server: other weights, an empty prefix cache, restarts.
+"""What an operator or a training loop has done to a running server: other weights, an empty cache, sleep, restarts.
 
 Where there are keys, an admin's. It knows requests and the engine's client; no answers.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.engine.control import PREFIX_CACHE, WEIGHTS
+from penstock.engine.control import PREFIX_CACHE, SLEEP, UPDATE, WAKE_UP, Control, Mode
 from penstock.errors import CheckpointError
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import key_of
@@ -38,9 +38,8 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
         form = msgspec.convert(raw, UpdateWeightsForm)
     except msgspec.ValidationError as error:
         raise HttpError(f"the body of /update_weights is not as it must be: {error}") from error
-    how: dict[str, Any] = {"folder": form.model_path, "version": form.weights_version, "mode": form.mode}
     try:
-        await state.client.control(WEIGHTS, **how)
+        await state.client.control(Control(UPDATE, form.mode, form.model_path, form.weights_version))
     except CheckpointError as error:  # of the folder, not of this server
         raise HttpError(str(error), param="model_path") from error
     return json_response({"success": True, "weights_version": state.client.weights_version})
@@ -49,8 +48,55 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
 async def post_reset_prefix_cache(state: AppState, request: Request) -> Response:
     """POST /reset_prefix_cache: no prompt that comes finds what was computed so far. Raises PenstockError."""
     _check_admin(request, "empty caches")
-    await state.client.control(PREFIX_CACHE, mode="keep")
+    await state.client.control(Control(PREFIX_CACHE, mode="keep"))
     return json_response({"success": True})
+
+
+async def post_sleep(state: AppState, request: Request) -> Response:
+    """POST /sleep?level=1&mode=wait: gives the device's memory back; requests that come wait for /wake_up. Raises
+    PenstockError."""
+    _check_admin(request, "put the engine to sleep")
+    asked = _query(request, "level", "mode")
+    level, named = asked.get("level", ["1"])[-1], asked.get("mode", ["wait"])[-1]
+    if level not in ("1", "2"):
+        rule = "level must be 1 (weights go to host memory) or 2 (they are dropped)"
+        raise HttpError(rule, param="level")
+    mode = next((each for each in get_args(Mode) if each == named), None)
+    if mode is None:
+        rule = "mode must be 'wait' (for what runs) or 'keep' (it goes on after the sleep)"
+        raise HttpError(rule, param="mode")
+    await state.client.control(Control(SLEEP, mode, level=int(level)))
+    return _slept(state)
+
+
+async def post_wake_up(state: AppState, request: Request) -> Response:
+    """POST /wake_up?tags=weights&tags=kv_cache: takes the memory again, without tags all of it. Raises
+    PenstockError."""
+    _check_admin(request, "wake the engine up")
+    tags = _query(request, "tags").get("tags")
+    await state.client.control(Control(WAKE_UP, mode="keep", tags=tags))
+    return _slept(state)
+
+
+async def get_is_sleeping(state: AppState, request: Request) -> Response:
+    """GET /is_sleeping: whether weights or KV of any engine sleep."""
+    return json_response({"is_sleeping": bool(state.client.asleep)})
+
+
+def _slept(state: AppState) -> Response:
+    """What still sleeps: weights that were dropped do until they are given."""
+    asleep = list(state.client.asleep)
+    return json_response({"success": True, "is_sleeping": bool(asleep), "asleep": asleep})
+
+
+def _query(request: Request, *names: str) -> dict[str, list[str]]:
+    """The query, by name. Raises HttpError where it asks for what isn't known."""
+    found: dict[str, list[str]] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in names:
+            raise HttpError(f"there is no parameter {name!r} here: there is {' and '.join(names)}", param=name)
+        found.setdefault(name, []).append(value)
+    return found
 
 
 async def get_weights_version(state: AppState, request: Request) -> Response:

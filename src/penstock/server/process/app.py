@@ -133,6 +133,8 @@ async def get_metrics(service: AppState, request: Request) -> Response:
 
 
 _FORM, _CHAT, _RESPONSE = (in_json(ref(name)) for name in ("CompletionForm", "ChatForm", "ResponsesForm"))
+_SLEEP_QUERY = asked("level", type="integer", enum=[1, 2]), asked("mode", type="string", enum=["wait", "keep"])
+_WAKE_QUERY = (asked("tags", type="array", items={"enum": ["weights", "kv_cache"]}),)
 _FILES_QUERY = (*page(files.MOST_LISTED), asked("order", type="string", enum=["asc", "desc"]))
 _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Told]] = {
     "POST /v1/completions": (handlers.post_completions, Told(("Completion", EVENTS), _FORM)),
@@ -150,6 +152,9 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     "POST /admin/restart": (control_handlers.post_restart, Told(("Restart",))),
     "POST /update_weights": (control_handlers.post_update_weights, Told(("Updated",), in_json(UPDATE_WEIGHTS))),
     "POST /reset_prefix_cache": (control_handlers.post_reset_prefix_cache, Told(("Done",))),
+    "POST /sleep": (control_handlers.post_sleep, Told(("Slept",), query=_SLEEP_QUERY)),
+    "POST /wake_up": (control_handlers.post_wake_up, Told(("Slept",), query=_WAKE_QUERY)),
+    "GET /is_sleeping": (control_handlers.get_is_sleeping, Told(("Sleeping",))),
     "GET /weights_version": (control_handlers.get_weights_version, Told(("WeightsVersion",))),
     "GET /ping": (get_live, Told(("Live",))),
     "POST /ping": (get_live, Told(("Live",))),

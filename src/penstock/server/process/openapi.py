@@ -258,6 +258,8 @@ ANSWERS: dict[str, Json] = {
     "Version": _object(version=_TEXT),
     "Updated": _object(success={"const": True}, weights_version=_TEXT),
     "Done": _object(success={"const": True}),
+    "Slept": _object(success={"const": True}, is_sleeping=_FLAG, asleep={"type": "array", "items": _TEXT}),
+    "Sleeping": _object(is_sleeping=_FLAG),
     "WeightsVersion": _object(weights_version=_TEXT),
     "Load": _object(server_load=_WHOLE),
     "Tokens": _object(

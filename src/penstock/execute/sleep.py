@@ -1,0 +1,96 @@
+"""RestingWeights: a model's weights while its engine sleeps. Level 1 keeps them in host memory, level 2 nowhere.
+
+    CUDA    1: storages are copied to the host and shrunk in place, so that whoever shares one finds it again
+    CPU     1: they lie in host memory as it is
+    both    2: each array gives way to one of its shape that holds nothing
+
+It knows arrays; not where KV, rows and captured steps are, which the runner makes anew.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.execute.reload import arrays_of, parts_within
+from penstock.models.decoder import Decoder
+
+
+class RestingWeights:
+    """What is put to rest from here on. gone: the numbers are nowhere any more."""
+
+    def __init__(self, model: Decoder, level: int) -> None:
+        self._model, self.gone = model, False
+        # No checkpoint's, and wanted with the next weights too: what rotates, and scales of K and V.
+        scales = (form.scales for form in model.kv_forms)
+        self._stays = [each for each in (*model.kinds.values(), *scales) if each is not None]
+        self._hosts: list[tuple[torch.UntypedStorage, Tensor]] = []
+        if level == 2:
+            self.drop()
+        elif model.device.type == "cuda":
+            stays = {id(each) for each in self._stays}
+            self._hosts = to_host([array for _, array in arrays_of(model.parts) if id(array) not in stays])
+
+    def drop(self) -> None:
+        """Lets go of the numbers."""
+        without_numbers(self._model.parts, {id(each): (each, each) for each in self._stays})
+        self._hosts, self.gone = [], True
+
+    def bring_back(self) -> None:
+        """Puts them where they were; called again where memory was short."""
+        while self._hosts:
+            storage, host = self._hosts[-1]
+            if storage.nbytes() == 0:
+                storage.resize_(host.nbytes)
+            _bytes_of(storage).copy_(host)
+            self._hosts.pop()
+
+
+def to_host(arrays: list[Tensor]) -> list[tuple[torch.UntypedStorage, Tensor]]:
+    """Copies what lies under arrays to the host and shrinks it to nothing, each storage once."""
+    storages = {array.untyped_storage()._cdata: array.untyped_storage() for array in arrays}
+    hosts = []
+    for storage in storages.values():
+        if storage.nbytes():
+            host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
+            hosts.append((storage, host.copy_(_bytes_of(storage))))
+            storage.resize_(0)
+    return hosts
+
+
+def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
+    """Returns what stands in a part's place: for an array its like on torch's meta device, for a tuple one of such, for
+    all else itself, in which arrays have given way."""
+    if id(part) in twins:
+        return twins[id(part)][1]
+    if isinstance(part, Tensor):
+        twin: Any = torch.empty(part.shape, dtype=part.dtype, device="meta")
+    elif isinstance(part, tuple):
+        twin = tuple(without_numbers(each, twins) for each in part)
+    else:
+        twin = part
+    twins[id(part)] = part, twin  # the first too: its id is nobody else's meanwhile
+    for name, each in parts_within(part):
+        other = without_numbers(each, twins)
+        if other is each or isinstance(part, tuple):
+            continue
+        if isinstance(part, (list, dict)):
+            part[name] = other
+        else:
+            object.__setattr__(part, name, other)  # many are frozen: they were, for as long as they had numbers
+    return twin
+
+
+def give_back(device: torch.device) -> None:
+    """Hands memory that nothing lives in back to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

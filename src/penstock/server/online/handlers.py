@@ -20,6 +20,7 @@ from penstock.server.online.buffered import JSON, BufferedResponse, ResponseBudg
 from penstock.server.online.request_limits import Ticket
 from penstock.server.openai.answers import BaseAnswer
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion
+from penstock.server.openai.generate_form import read_generate
 from penstock.server.openai.http_errors import (
     FAILED,
     body_of,
@@ -118,6 +119,15 @@ async def post_completions(state: AppState, request: Request) -> Response:
 async def post_chat(state: AppState, request: Request) -> Response:
     """POST /v1/chat/completions. Raises PenstockError."""
     return await _post(state, request, read_chat)
+
+
+async def post_generate(state: AppState, request: Request) -> Response:
+    """POST /inference/v1/generate: token ids in and out. Raises PenstockError."""
+    try:
+        return await _post(state, request, read_generate)
+    except UsageError as error:
+        error.param = "token_ids" if error.param == "prompt" else error.param
+        raise
 
 
 async def post_responses(state: AppState, request: Request) -> Response:

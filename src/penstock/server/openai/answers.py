@@ -44,11 +44,11 @@ class BaseAnswer:
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.created, self.model = int(time.time()), model
         self._call = call
         self._spell = spellings.of(as_ids=call.tokens_as_ids)
         self._tokenizer = spellings.tokenizer
-        self._top = {"id": self.id, "object": self.kind, "created": int(time.time()), "model": model}
-        shown = {**self._top, "object": self.event_kind}
+        self._top, shown = self._named(self.kind), self._named(self.event_kind)
         self._head = b"data: " + _encode(shown)[:-1] + b',"choices":[{"index":'
         self._tail = b'}],"usage":null}\n\n' if call.include_usage else b"}]}\n\n"
         self._usage_head = b"data: " + _encode(shown)[:-1] + b',"choices":[],"usage":'
@@ -57,6 +57,12 @@ class BaseAnswer:
         self._about_prompts: dict[int, bytes] = {}  # prompt -> the end of its choices
 
     # -- what the routes give
+
+    tells_prompt = True  # whether token ids that are asked for are also the prompt's
+
+    def _named(self, kind: str) -> dict[str, Any]:
+        """What a body, and each event, begins with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _opening(self, choice: int, prompt: TokenizedPrompt) -> str:
         return ""
@@ -132,7 +138,7 @@ class BaseAnswer:
         prompt = self._call.prompts[choice // self._call.sampling.n]
         pieces = [self._head, b"%d" % choice, shown]
         pieces += self._ending(choice, prompt, delta, positions, first=first)
-        if self._call.return_token_ids and first:
+        if self._call.return_token_ids and first and self.tells_prompt:
             pieces += (b',"prompt_token_ids":', _encode(prompt.ids))
         pieces.append(tail)
         return b"".join(pieces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAnswer
+from penstock.server.openai.generate_answer import GenerateAnswer
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.server.openai.read_answers import ReadChatAnswer
 from penstock.server.openai.responses_answer import ResponsesAnswer
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAnswer:
     """Returns the answer of the call's route, once the tables that it writes with are there."""
     if call.logprobs is not None:
-        await spellings.of(as_ids=call.tokens_as_ids).prepare(chat=call.chat)
+        await spellings.of(as_ids=call.tokens_as_ids).prepare(chat=call.chat or call.tokens_only is not None)
+    if call.tokens_only is not None:
+        return GenerateAnswer(call, model, spellings)
     if not call.chat:
         return CompletionAnswer(call, model, spellings)
     if call.asked is not None:

@@ -16,6 +16,7 @@ from penstock.errors import UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams, StructuredOutputsParams
 from penstock.server.openai.answer_reading import AnswerReading, MakeReader, check_auto
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, StreamOptions, prompts_in
+from penstock.server.openai.generate_form import TokensForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import (
     PromptTools,
@@ -59,6 +60,14 @@ class SamplingFacts(Protocol):
     def sampling_defaults(self) -> Mapping[str, float | int]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class TokensOnly:
+    """How an answer without text is to look. request_id: as the client named it.   columns: logprobs' form."""
+
+    request_id: str | None
+    columns: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class Call:
     """One body, ready for the engine, and how its answer is to look.
@@ -85,6 +94,7 @@ class Call:
     salt: int = 0  # whose cached blocks it shares
     reader: MakeReader | None = None  # of each answer; None: its text is all content
     include_reasoning: bool = True
+    tokens_only: TokensOnly | None = None  # the answer is /inference/v1/generate's
     asked: Json | None = None  # what the answer of /v1/responses says again of its body
 
     @property
@@ -163,6 +173,8 @@ class CompletionParams:
         """Raises ContextLengthError."""
         call = _call(self.form, self.sampling, prompts, facts)
         call.only_prompt = self.only_prompt
+        if isinstance(self.form, TokensForm):
+            call.tokens_only = TokensOnly(self.form.request_id, self.form.columns)
         return call
 
 
@@ -177,6 +189,8 @@ async def completion_params(form: CompletionForm, tools: PromptTools) -> Complet
         raise HttpError(message, param="n")
     await _check_texts(given, tools)
     await _check_form(given, tools, "structured_outputs")
+    if isinstance(form, TokensForm) and not given.stop and given.structured_outputs is None and not given.stop_when:
+        given.detokenize = False  # nobody sees the text
     return CompletionParams(form, given, only_prompt)
 
 

@@ -37,6 +37,7 @@ from penstock.server.process.openapi import (
     BYTES,
     DETOKENIZE,
     EVENTS,
+    GENERATE,
     LINES,
     TOKENIZE,
     UPDATE_WEIGHTS,
@@ -139,6 +140,7 @@ _FILES_QUERY = (*page(files.MOST_LISTED), asked("order", type="string", enum=["a
 _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Told]] = {
     "POST /v1/completions": (handlers.post_completions, Told(("Completion", EVENTS), _FORM)),
     "POST /v1/chat/completions": (handlers.post_chat, Told(("ChatCompletion", EVENTS), _CHAT)),
+    "POST /inference/v1/generate": (handlers.post_generate, Told(("Generated", EVENTS), in_json(GENERATE))),
     "POST /v1/responses": (handlers.post_responses, Told(("Response", EVENTS), _RESPONSE)),
     "POST /tokenize": (token_handlers.post_tokenize, Told(("Tokens",), in_json(TOKENIZE))),
     "POST /detokenize": (token_handlers.post_detokenize, Told(("Text",), in_json(DETOKENIZE))),

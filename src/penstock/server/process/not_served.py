@@ -26,7 +26,7 @@ INSTEAD = {
     "/v1/load_lora_adapter": "adapters are not loaded while serving: merge one into the weights, and serve that folder",
     "/custom/synchronous-batch-completions": "Tokasaurus's batch route is /v1/bulk here: a completion's body a "
     "line, with a custom_id, and answers as lines of JSON",
-    "/generate": "this path is of another server: take /v1/completions",
+    "/generate": "this path is of another server: take /inference/v1/generate, or /v1/completions",
     "/invocations": "this path is of another server: take /v1/completions or /v1/chat/completions",
 }
 

@@ -22,6 +22,8 @@ from penstock.server.online.auth import OPEN_PATHS, AccessPolicy
 from penstock.server.online.buffered import JSON
 from penstock.server.openai import unsupported_fields
 from penstock.server.openai.forms import ChatForm, CompletionForm
+from penstock.server.openai.generate_form import GENERATE as GENERATE_FIELDS
+from penstock.server.openai.generate_form import REQUEST_ID
 from penstock.server.openai.read_answers import TOOL_CALLS
 from penstock.server.openai.responses_forms import ResponsesForm
 from penstock.server.openai.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
@@ -37,6 +39,7 @@ _WHOLE: Json = {"type": "integer"}
 _REAL: Json = {"type": "number"}
 _FLAG: Json = {"type": "boolean"}
 _NULL: Json = {"type": "null"}
+_IDS: Json = {"type": "array", "items": _WHOLE}
 _KINDS: dict[type, Json] = {str: _TEXT, bool: _FLAG, dict: {"type": "object"}}
 _TAKEN = {
     "CompletionForm": unsupported_fields.COMPLETION,
@@ -181,6 +184,23 @@ UPDATE_WEIGHTS: Json = {
     },
     "additionalProperties": False,
 }  # fmt: skip
+GENERATE: Json = {
+    "type": "object",
+    "required": ["token_ids", "sampling_params"],
+    "properties": {
+        "token_ids": {**_IDS, "minItems": 1},
+        "sampling_params": {"type": "object", "properties": {
+            **{name: _or_null(_REAL) for name in ("temperature", "top_p", "min_p")},
+            **{name: _or_null(_WHOLE) for name in ("n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")},
+        }},
+        "request_id": _or_null({**_TEXT, "pattern": f"^{REQUEST_ID}$"}),
+        "logprobs_format": {"enum": ["content", "columns", None]},
+        "model": _or_null(_TEXT), "stream": _or_null(_FLAG), "cache_salt": _or_null(_TEXT),
+        "timeout": _or_null(_REAL), "stream_options": _or_null(ref("StreamOptions")),
+        **{name: _harmless(policy) for name, policy in GENERATE_FIELDS.items() if policy.taken},
+    },
+    "additionalProperties": False,
+}  # fmt: skip
 DETOKENIZE: Json = {
     "type": "object",
     "required": ["tokens"],
@@ -231,6 +251,15 @@ ANSWERS: dict[str, Json] = {
     "Completion": _answer("text_completion", text=_TEXT),
     "ChatCompletion": _answer(
         "chat.completion", message=_object(role={"const": "assistant"}, content=_or_null(_TEXT), refusal=_NULL)
+    ),
+    "Generated": _object(
+        request_id=_TEXT,
+        created=_WHOLE,
+        model=_TEXT,
+        choices={"type": "array", "items": _object(index=_WHOLE, **_ENDING, token_ids=_IDS), "minItems": 1},
+        usage=_USAGE,
+        prompt_logprobs=_or_null({"type": "array"}),
+        kv_transfer_params=_NULL,
     ),
     "Response": _object(
         id=_TEXT,

@@ -176,7 +176,7 @@ class Engine:
     def sleep(self, level: int = 1) -> None:
         """Gives the memory of KV and weights back, where no step is out: 1 keeps weights in host memory, 2 drops them.
         What runs is computed again once it has woken up, and goes on. Raises UsageError."""
-        assert not self.flights, "it falls asleep between steps"
+        assert not self.flights and self._late is None, "it falls asleep between steps"
         if level not in LEVELS:
             raise UsageError("level must be 1 (weights go to host memory) or 2 (they are dropped)", param="level")
         self.scheduler.give_back_blocks()

@@ -40,17 +40,18 @@ _WHOLE: dict[str, tuple[int, int | None]] = {  # whole numbers of SamplingParams
 }
 _MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 _SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of forms
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # of forms
 _LARGEST = sys.float_info.max  # compared with, and never converted to: a whole number may be larger than any float
 
 
 @dataclass(slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form that each answer has: one of the first five, or `around`. Checked when made; whether a grammar can be
-    served is seen when it is compiled.
+    """The form that each answer has: one of the first five, or structural_tag, or `around`. Checked when made; whether
+    a grammar can be served is seen when it is compiled.
 
     json: a JSON Schema, kept as text.    regex: of the whole text.    choice: one of these texts.
     grammar: in Lark or GBNF.             json_object: any JSON object.
+    structural_tag: free text with tags in it, whose contents have forms; text.structural_tag has what it may say.
     lenient: what of a schema isn't known is passed over, and oneOf is anyOf; else such a schema is refused.
     disable_any_whitespace: JSON without any.    whitespace_pattern: a regex of what may stand between JSON's parts.
     around: Lark of the whole answer, in which @form is what the others say; without them, of an answer without it.
@@ -64,17 +65,16 @@ class StructuredOutputsParams:
     lenient: bool = False
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None  # vLLM's; here to be refused by name
+    structural_tag: str | dict[str, Any] | None = None
     around: str | None = None
 
     def __post_init__(self) -> None:
-        if self.structural_tag is not None:
-            raise _form("structural_tag is not served: say it as a grammar")
         if self.kinds != 1 and not (self.around is not None and self.kinds == 0):
             raise _form(f"structured_outputs takes exactly one of {', '.join(_KINDS)}")
-        if isinstance(self.json, dict):
-            self.json = _schema_text(self.json)
-        for name in ("json", "regex", "grammar", "whitespace_pattern", "around"):
+        for name in ("json", "structural_tag"):
+            if isinstance(getattr(self, name), dict):
+                setattr(self, name, _json_text(name, getattr(self, name)))
+        for name in ("json", "regex", "grammar", "whitespace_pattern", "structural_tag", "around"):
             if not isinstance(getattr(self, name), (str, NoneType)):
                 raise _form(f"structured_outputs.{name} must be text")
         for name in ("lenient", "disable_any_whitespace", "json_object"):
@@ -92,21 +92,21 @@ class StructuredOutputsParams:
 
     @property
     def kinds(self) -> int:
-        """How many of the five are said."""
+        """How many of the six are said."""
         return sum(getattr(self, name) not in (None, False) for name in _KINDS)
 
     @property
     def size(self) -> int:
         """Characters, of all its texts."""
-        texts = [self.json, self.regex, self.grammar, self.whitespace_pattern, self.around, *(self.choice or ())]
-        return sum(len(text) for text in texts if text is not None)
+        texts = [self.json, self.regex, self.grammar, self.whitespace_pattern, self.structural_tag, self.around]
+        return sum(len(text) for text in (*texts, *(self.choice or ())) if text is not None)
 
 
-def _schema_text(schema: dict[str, Any]) -> str:
+def _json_text(name: str, value: dict[str, Any]) -> str:
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _form("structured_outputs.json holds what JSON has no word for, or is nested too deep") from error
+        raise _form(f"structured_outputs.{name} holds what JSON has no word for, or is nested too deep") from error
 
 
 def _form(rule: str) -> UsageError:

@@ -68,6 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"regex": "(?=a)b"}, "look-around"),
     ({"grammar": "a: b"}, "Expected ::="),
     ({"grammar": 'a: "b"\n'}, "structured_outputs cannot"),
+    ({"structural_tag": "x"}, "structural_tag: JSON is malformed"),
 ]
 
 
@@ -155,7 +156,7 @@ def test_regexes_that_explode_are_bounded(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     "form",
-    [{}, {"regex": "a", "json_object": True}, {"structural_tag": "x"}, {"choice": []}, {"choice": [""]}, {"regex": 7}],
+    [{}, {"regex": "a", "json_object": True}, {"structural_tag": 7}, {"choice": []}, {"choice": [""]}, {"regex": 7}],
 )
 def test_forms_that_say_nothing_or_too_much_are_refused(form: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

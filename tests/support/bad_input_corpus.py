@@ -131,7 +131,9 @@ FIELDS: dict[str, list[Any]] = {
     "cache_salt": ["", 7, [CANARY], {}, CANARY * 1000],
     "timeout": [0, -1, 1e12, CANARY, True, NUMBER],
     "structured_outputs": [
-        {"regex": CANARY, "json_object": True}, {"structural_tag": CANARY}, {"choice": [""]}, {"choice": []},
+        {"regex": CANARY, "json_object": True}, {"structural_tag": CANARY},
+        {"structural_tag": {"structures": [{"begin": CANARY, "schema": {}, "end": ""}], "triggers": ["<"]}},
+        {"choice": [""]}, {"choice": []},
         {"regex": "("}, {"regex": "a" * 300_000}, {"grammar": "nonsense"}, [7],
         {"json": {"$ref": "https://example.com/a"}}, {"json": {"minLength": 5, "maxLength": 2, "type": "string"}},
         {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},

@@ -46,8 +46,8 @@ class Grammars:
 
     def compile(self, asked: StructuredOutputsParams) -> CompiledGrammar:
         """Returns the grammar: the one that is kept, else a new one. Raises UsageError, as it did the first time."""
-        text = grammar_text(asked)
         with self._lock:
+            text = grammar_text(asked, self._opened().special if asked.structural_tag is not None else ())
             found = self._known.get(text)
             if found is None:
                 found = self._known[text] = self._compile(text)
@@ -61,12 +61,15 @@ class Grammars:
 
     def _compile(self, text: str) -> CompiledGrammar | UsageError:
         try:
-            if self._compiler is None:
-                folder, vocab_size, ends = self._made_of
-                self._compiler = GrammarCompiler(Tokenizer.load(folder, vocab_size=vocab_size), ends)
-            return self._compiler.compile(text)
+            return self._opened().compile(text)
         except UsageError as error:
             return error
+
+    def _opened(self) -> GrammarCompiler:
+        if self._compiler is None:
+            folder, vocab_size, ends = self._made_of
+            self._compiler = GrammarCompiler(Tokenizer.load(folder, vocab_size=vocab_size), ends)
+        return self._compiler
 
 
 class CompileQueue:

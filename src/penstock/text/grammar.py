@@ -11,7 +11,7 @@ longer than about half a second. It fetches no $ref. It knows token bytes and gr
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
+from penstock.text.structural_tag import CONTENT, read_structural_tag, tags_lark
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
@@ -32,22 +33,43 @@ WHITESPACE = r"( |\r?\n[ \t]{0,64})"
 LONGEST_WHY = 600  # characters of the library's words that an error repeats
 
 
-def grammar_text(asked: StructuredOutputsParams) -> str:
-    """Returns it in llguidance's own form. Raises UsageError."""
+def grammar_text(asked: StructuredOutputsParams, special: Container[str] = ()) -> str:
+    """Returns it in llguidance's own form. special: the vocabulary's special tokens, which a structural tag may hold.
+    Raises UsageError."""
     if asked.around is None:
-        return _form_text(asked)
+        return _form_text(asked, special)
     grammars: list[dict[str, Any]] = [{"name": "answer", "lark_grammar": asked.around}]
     try:
         if asked.kinds:
-            grammars.append({**json.loads(_form_text(asked))["grammars"][0], "name": "form"})
+            form, *parts = json.loads(_form_text(asked, special))["grammars"]
+            grammars += [{**form, "name": "form"}, *parts]
         return json.dumps({"grammars": grammars}, ensure_ascii=False)
     except RecursionError as error:
         raise _refused("it is nested too deep") from error
 
 
-def _form_text(asked: StructuredOutputsParams) -> str:
+def _tags_text(asked: StructuredOutputsParams, special: Container[str]) -> str:
+    """Of a structural tag: its Lark, and a grammar for each tag's content."""
+    tags = read_structural_tag(str(asked.structural_tag))
+    grammars: list[dict[str, Any]] = [{"name": "tags", "lark_grammar": tags_lark(tags, special)}]
+    for at, tag in enumerate(tags.tags):
+        if (content := tag.content.form) is not None:
+            part = StructuredOutputsParams(
+                **content,
+                lenient=asked.lenient,
+                whitespace_pattern=asked.whitespace_pattern,
+                disable_any_whitespace=asked.disable_any_whitespace,
+            )
+            (form,) = json.loads(_form_text(part, special))["grammars"]
+            grammars.append({**form, "name": f"{CONTENT}{at}"})
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def _form_text(asked: StructuredOutputsParams, special: Container[str]) -> str:
     from llguidance import LLMatcher, grammar_from
 
+    if asked.structural_tag is not None:
+        return _tags_text(asked, special)
     try:
         if asked.json is not None or asked.json_object:
             schema = '{"type": "object"}' if asked.json is None else asked.json
@@ -130,6 +152,7 @@ class GrammarCompiler:
 
         if not ends:
             raise _refused("this model has no end ids, and an answer would not end with its form")
+        self.special = tokenizer.special_texts
         self._ends = tuple(ends)
         self._words = -(-tokenizer.vocab_size // 32)
         vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, ends[0]))

@@ -22,6 +22,7 @@ pytest.importorskip("llguidance")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 ONE_OF = {"oneOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"b": {}}}]}
 TEXT = json.dumps(SCHEMA)
+TAG = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,8 @@ def as_schema(**more: Any) -> dict[str, Any]:
             StructuredOutputsParams(regex="a+"),
         ),
         ({"structured_outputs": {}, "response_format": None}, None),
+        ({"response_format": TAG}, StructuredOutputsParams(structural_tag=TAG)),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, StructuredOutputsParams(structural_tag=TAG)),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -73,7 +76,9 @@ def test_what_a_form_becomes(server: Running, path: str, body: dict[str, Any], w
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
         ({"structured_outputs": {"json": ONE_OF}}, "structured_outputs", "oneOf constraints are not supported"),
         ({"response_format": as_schema(schema=ONE_OF, strict=True)}, "structured_outputs", "oneOf"),
-        ({"structured_outputs": {"structural_tag": {"x": 1}}}, "structured_outputs", "structural_tag is not served"),
+        ({"structured_outputs": {"structural_tag": {"x": 1}}}, "structured_outputs", "unknown field `x`"),
+        ({"response_format": {"type": "structural_tag"}}, "structured_outputs", "takes structures and triggers"),
+        ({"response_format": {"type": "text", "triggers": ["a"]}}, "response_format", "triggers is of"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "structured_outputs", "ignore_eos"),
         ({"structured_outputs": {"regex": "a" * (MAX_GRAMMAR + 1)}}, "structured_outputs", "at most 262,144"),
         ({"response_format": as_schema(schema={"$ref": "http://10.0.0.1/x"})}, "structured_outputs", "does not fetch"),

@@ -47,14 +47,18 @@ class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's: text is free."""
+    """OpenAI's: text is free. And vLLM's structural_tag, whose other fields are text.structural_tag's."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    structures: list[Json] | None = None
+    triggers: list[str] | None = None
+    format: Json | None = None
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's, and lenient. Exactly one of the first five; request.StructuredOutputsParams says what they are."""
+    """vLLM's, and lenient. Exactly one of the first five, or structural_tag; request.StructuredOutputsParams says what
+    they are."""
 
     json: str | Json | None = None
     regex: str | None = None

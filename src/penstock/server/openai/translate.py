@@ -39,6 +39,7 @@ MAX_CHOICES = 65_536  # prompts x n of one body
 LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
 MAX_STOP_TOKENS = 1_024  # stop_token_ids
 MAX_SALT_LENGTH = 1_024  # characters
+TAG_FIELDS = ("structures", "triggers", "format")  # of a response_format
 _OUR_LARK = re.compile(r"at \d+\(\d+\): (?=failed to compile JSON)| \d+ \| .*%json .*| \d+ \| \.\.\..*", re.DOTALL)
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
@@ -298,10 +299,15 @@ async def _check_words(sampling: SamplingParams, tools: PromptTools) -> None:
 def _structured(form: BaseForm) -> StructuredOutputsParams | None:
     """The form that answers are to have. Raises HttpError."""
     asked, given = form.response_format, None if form.structured_outputs is None else form.structured_outputs.given
+    tag = {} if asked is None else {name: value for name in TAG_FIELDS if (value := getattr(asked, name)) is not None}
+    if asked is not None and tag and asked.type != "structural_tag":
+        raise HttpError(f"{next(iter(tag))} is of response_format structural_tag", param="response_format")
     if asked is None or asked.type == "text":
         return StructuredOutputsParams(**given) if given else None
     if given:
         raise HttpError("response_format and structured_outputs are two forms: give one", param="structured_outputs")
+    if asked.type == "structural_tag":
+        return StructuredOutputsParams(structural_tag={"type": asked.type, **tag})
     if asked.type == "json_object":
         return StructuredOutputsParams(json_object=True)
     if asked.json_schema is None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from made_schemas import SCHEMAS
 
 from penstock import LLM, SamplingParams, StructuredOutputsParams
 from penstock.config import Config
@@ -21,37 +23,7 @@ pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
 PROMPTS = ["Tom has 3 apples and buys 4 more.", "x"]
-_NAME = {"type": "string", "pattern": "^[A-Z][a-z]{1,8}$"}
-SCHEMAS: list[dict[str, Any]] = [
-    {"type": "integer", "minimum": -5, "maximum": 120},
-    {"type": "boolean"},
-    {"enum": ["red", 7, None, {"a": [1]}]},
-    {"const": {"ä\n\"'": "\\"}},
-    _NAME,
-    {"type": "string", "format": "date"},
-    {"type": "string", "format": "uuid"},
-    {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
-    {"type": "array", "prefixItems": [{"const": 1}, {"type": "boolean"}], "items": False, "minItems": 2},
-    {"anyOf": [{"type": "null"}, {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 700}]},
-    {
-        "type": "object",
-        "properties": {"name": _NAME, "age": {"type": "integer", "minimum": 0, "maximum": 120}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    },
-    {
-        "type": "object",
-        "properties": {"kind": {"const": "leaf"}, "of": {"$ref": "#/$defs/deep"}},
-        "required": ["kind", "of"],
-        "additionalProperties": False,
-        "$defs": {"deep": {"type": "array", "items": {"$ref": "#/$defs/deep"}, "maxItems": 1}},
-    },
-    {
-        "type": "object",
-        "properties": {"a": {"type": "boolean"}, "b": {"type": "boolean"}},
-        "additionalProperties": False,
-    },
-]
+SAMPLES = 20 if os.environ.get("PENSTOCK_RELIABILITY") else 1  # of each schema: a thousand in `make reliability`
 REGEXES = [r"[0-9]{3}-[a-z]{2,4}", r"(ja|nein), (ü|€|😀)+!", r"\d{1,3}(\.\d{1,3}){3}"]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json": {"$ref": "https://example.com/x.json"}}, "does not fetch resources"),
@@ -78,21 +50,22 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
-def texts(llm: LLM, forms: list[dict[str, Any]], seed: int = 1) -> list[list[str]]:
+def texts(llm: LLM, forms: list[dict[str, Any]], seed: int = 1, n: int = 4) -> list[list[str]]:
     """All samples of all forms, drawn together; each ended with its form."""
     asked = [StructuredOutputsParams(**form) for form in forms]
-    params = [SamplingParams(n=4, max_tokens=200, seed=seed, structured_outputs=one) for one in asked]
+    params = [SamplingParams(n=n, max_tokens=300, seed=seed, structured_outputs=one) for one in asked]
     outs = llm.generate([PROMPTS[i % 2] for i in range(len(forms))], params, use_tqdm=False)
     for form, out in zip(forms, outs, strict=True):
         ends = [(output.text, output.finish_reason) for output in out.outputs]
-        assert [end for _, end in ends] == ["stop"] * 4, (form, out.error, ends)
+        assert [end for _, end in ends] == ["stop"] * n, (form, out.error, ends)
     return [[output.text for output in out.outputs] for out in outs]
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["spaced", "bare"])
 def test_samples_are_valid_by_jsonschema(llm: LLM, bare: bool) -> None:
     forms = [{"json": json.dumps(one) if bare else one, "disable_any_whitespace": bare} for one in SCHEMAS]
-    for schema, found in zip(SCHEMAS, texts(llm, forms), strict=True):
+    assert len(forms) == 50
+    for schema, found in zip(SCHEMAS, texts(llm, forms, n=1 if bare else SAMPLES), strict=True):
         validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
         for text in found:
             validator.validate(json.loads(text))

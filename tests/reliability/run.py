@@ -251,6 +251,10 @@ PARTS = (
         part(lambda folder, size: fuzz_schema.run(folder, max(2, int(SCHEMA_EXAMPLES * size)))), timeless=True,
     ),
     Part(
+        "bad inputs tried", "forms", "1,000 answers over 50 JSON schemas, judged by jsonschema; regexes, choices by re",
+        tests("llm/test_structured_outputs.py"), timeless=True,
+    ),
+    Part(
         "bad inputs tried", "real clients",
         "openai (files, batches, tools too), lm_eval against transformers, curl, langchain, pydantic-ai",
         tests(

@@ -60,7 +60,7 @@ BARS = [
 REFUSED = [
     ({}, "structures and triggers, or a format"),
     ({"x": 1}, "unknown field `x`"),
-    (OLD | {"triggers": ["<g"]}, "'<f=a>' begins with none of the triggers"),
+    (OLD | {"triggers": ["<g"]}, "tag 1 begins with none of the triggers"),
     (OLD | {"triggers": [""]}, "one trigger that is not empty"),
     (OLD | {"structures": []}, "at least one tag"),
     (OLD | triggered(DIGITS), "structures and triggers, or a format"),

@@ -91,11 +91,11 @@ def read_structural_tag(text: str) -> TriggeredTags:
         raise _wrong("it takes structures and triggers, or a format of triggered_tags")
     if not found.tags or not found.triggers or not all(found.triggers):
         raise _wrong("it needs at least one tag, and one trigger that is not empty")
-    for tag in found.tags:
+    for at, tag in enumerate(found.tags):
         if _trigger_of(tag, found.triggers) is None:
-            raise _wrong(f"the tag that begins with {tag.begin[:60]!r} begins with none of the triggers")
+            raise _wrong(f"tag {at + 1} begins with none of the triggers")
         if isinstance(tag.content, _AnyText) and not tag.end:
-            raise _wrong(f"the tag that begins with {tag.begin[:60]!r} holds any text and has no end")
+            raise _wrong(f"tag {at + 1} holds any text and has no end")
     return found
 
 

@@ -202,3 +202,33 @@ def test_views_of_one_storage_find_it_again() -> None:
         storage.resize_(host.nbytes)
         torch.empty(0, dtype=torch.uint8).set_(storage).copy_(host)
     assert views[1].tolist() == [4, 5, 6, 7] and views[0][2, 3] == 11 and views[2].sum() == 3
+
+
+def test_each_rank_takes_its_part_once_all_have_theirs(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(folders[1], bad)
+    tensors = load_file(bad / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, -1] = torch.inf
+    save_file(tensors, bad / "model.safetensors", metadata={"format": "pt"})
+    with LLM(str(folders[1]), **KNOBS) as fresh:
+        wanted = [tokens for tokens, _ in told(fresh)]
+    with LLM(str(folders[0]), tensor_parallel_size=2, **KNOBS) as llm:
+        before = told(llm)
+        runner: Any = llm.engine.runner
+        beside = runner.beside
+        runner.beside = lambda _: beside(folders[1])  # rank 0's part is sound, and yet it is not taken
+        with pytest.raises(CheckpointError, match=r"rank 1: .*down_proj.weight' holds what is no finite number"):
+            llm.update_weights(bad)
+        runner.beside = beside
+        with pytest.raises(CheckpointError, match=r"^(?!rank).*no config.json"):
+            llm.update_weights(tmp_path)
+        llm.reset_prefix_cache()
+        assert told(llm) == before and llm.weights_version == "default"
+        llm.update_weights(folders[1])
+        assert [tokens for tokens, _ in told(llm)] == wanted and llm.weights_version == "step-200"
+        with pytest.raises(UsageError, match="where one GPU holds the model"):
+            llm.sleep()
+        assert not llm.is_sleeping()
+        runner.others[0].process.kill()
+        with pytest.raises(EngineError, match="rank 1"):
+            llm.update_weights(folders[0])

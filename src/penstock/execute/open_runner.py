@@ -20,7 +20,7 @@ from penstock.execute.executor import Executor, open_executor
 from penstock.execute.kv_fit import check_eight_bits, fit_kv, kept_form, reads_eight_bits
 from penstock.execute.layer_pages import open_token_bytes, pages_of
 from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
-from penstock.execute.reload import reload_weights
+from penstock.execute.reload import load_beside
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
 from penstock.kernels.ops import Ops
@@ -77,11 +77,8 @@ def open_share(
         ends, defaults = end_ids(model_config, generation), generation.sampling()
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
-        if layout.size == 1:
-            asked = config.model
-            runner.reload = partial(
-                reload_weights, model, layout=layout, quantization=asked.quantization, seed=asked.seed
-            )
+        asked = config.model
+        runner.beside = partial(load_beside, model, layout=layout, quantization=asked.quantization, seed=asked.seed)
     if layout.size > 1:
         agree(sized)  # all have come so far, and nobody is waited for while another compiles or captures
     return runner

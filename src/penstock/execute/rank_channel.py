@@ -2,8 +2,8 @@
 hold. It knows the words and their bytes, never pickled; no models and no devices.
 
     down    RankStart | Limits, as all ranks have agreed | a plan for each step, and LateMasks behind it
-                  where it draws late (schedule/array_codec.py)
-    up      RankLimits | RankDrew for each step | RankFailed, last
+                  where it draws late (schedule/array_codec.py) | RankOrder between steps
+    up      RankLimits | RankDrew for each step | RankDone for each order | RankFailed, last
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import zlib
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -87,13 +87,40 @@ class RankFailed(msgspec.Struct, tag="failed", frozen=True):
         return made
 
 
+class RankOrder(msgspec.Struct, frozen=True):
+    """Down, between two steps: have weights loaded beside the model's (`load`, of a folder), put in their place
+    (`take`), or let go (`forget`)."""
+
+    what: Literal["load", "take", "forget"]
+    folder: str = ""
+
+
+class RankDone(msgspec.Struct, tag="done", frozen=True):
+    """Up: an order is carried out, or why not; then nothing has changed."""
+
+    refused: RankFailed | None = None
+
+
 PLANS: ArrayCodec[StepPlan] = ArrayCodec(StepPlan, "a step's plan")
 LATE_MASKS: ArrayCodec[LateMasks] = ArrayCodec(LateMasks, "a step's late masks")
-RankWord = RankLimits | RankDrew | RankFailed
+RankWord = RankLimits | RankDrew | RankDone | RankFailed
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(RankStart).decode
 decode_limits = msgspec.msgpack.Decoder(Limits).decode
+_decode_order = msgspec.msgpack.Decoder(RankOrder).decode
 decode_word = msgspec.msgpack.Decoder[RankWord](RankWord).decode
+
+
+_ORDER = 0xC1  # the one byte that no msgpack begins with: a plan never does
+
+
+def encode_order(order: RankOrder) -> bytes:
+    return bytes([_ORDER]) + encode(order)
+
+
+def decode_order(data: bytearray) -> RankOrder | None:
+    """Returns what is ordered; None where it is a plan."""
+    return _decode_order(memoryview(data)[1:]) if data[0] == _ORDER else None
 
 
 def checksum(tokens: StepTokens) -> int:

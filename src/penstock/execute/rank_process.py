@@ -27,12 +27,15 @@ from penstock.execute.rank_channel import (
     LATE_MASKS,
     PLANS,
     RankChannel,
+    RankDone,
     RankDrew,
     RankFailed,
     RankLimits,
+    RankOrder,
     RankStart,
     checksum,
     decode_limits,
+    decode_order,
     decode_start,
     encode,
 )  # fmt: skip
@@ -69,6 +72,9 @@ def _run(channel: RankChannel, start: RankStart) -> None:
     flights = Flights()
     threading.Thread(target=_tell, args=(channel, runner, collectives, flights), daemon=True).start()
     while (data := channel.receive()) is not None:
+        if (order := decode_order(data)) is not None:
+            channel.send(encode(_carry_out(runner, order)))
+            continue
         plan = PLANS.decode(data)
         flight = runner.launch(plan)
         if plan.draws_late:
@@ -76,6 +82,19 @@ def _run(channel: RankChannel, start: RankStart) -> None:
                 return
             flight = runner.draw(LATE_MASKS.decode(data))
         flights.put((plan.number, flight))
+
+
+def _carry_out(runner: TorchRunner, order: RankOrder) -> RankDone:
+    try:
+        if order.what == "load":
+            runner.load_beside(Path(order.folder))
+        elif order.what == "take":
+            runner.take_beside()
+        else:
+            runner.forget_beside()
+    except PenstockError as error:
+        return RankDone(RankFailed.of(error))
+    return RankDone()
 
 
 def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collectives]:

@@ -21,12 +21,12 @@ import msgspec
 import torch
 
 from penstock.config import Config
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.execute.executor import StreamExecutor, open_executor
 from penstock.execute.limits import Limits, agreed
 from penstock.execute.open_collectives import open_collectives
 from penstock.execute.open_runner import find_device, find_dtype, open_runner, open_share
-from penstock.execute.rank_channel import LATE_MASKS, PLANS, RankStart, encode
+from penstock.execute.rank_channel import LATE_MASKS, PLANS, RankOrder, RankStart, encode, encode_order
 from penstock.execute.rank_gpus import check_own_gpu, check_visible_gpus
 from penstock.execute.remote_rank import RemoteRank
 from penstock.execute.runner import TorchRunner
@@ -72,6 +72,38 @@ class RankRunner(TorchRunner):
             return own()
         except EngineError as error:
             raise self.reason(error) from error
+
+    def update_weights(self, folder: Path) -> None:
+        """Has each rank load its part beside, and all take theirs once each has. Raises as execute.reload does, of
+        whichever rank; the old ones stay then."""
+        self._order(RankOrder("load", str(folder)))
+        refused: list[PenstockError] = []
+        try:
+            self.load_beside(folder)
+        except PenstockError as error:
+            refused.append(error)
+        refused += self._done()
+        self._order(RankOrder("forget" if refused else "take"))
+        if refused:
+            self.forget_beside()
+        else:
+            self.take_beside()
+        refused += self._done()
+        if refused:
+            raise refused[0]
+
+    def sleep(self, level: int) -> None:
+        """Raises UsageError."""
+        rule = "memory is given back where one GPU holds the model: where several ranks do make a new engine"
+        raise UsageError(rule, param="tensor_parallel_size")
+
+    def _order(self, order: RankOrder) -> None:
+        for other in self.others:
+            other.send(encode_order(order))
+
+    def _done(self) -> list[PenstockError]:
+        """Waits for all -> why some have not."""
+        return [error for other in self.others if (error := other.done()) is not None]
 
     @property
     def rows_on_gpu(self) -> bool:

@@ -24,13 +24,10 @@ from penstock.weights.load import load_model
 PLACED = "the weights of {} lie otherwise than those of the engine: give them as those were ({})"
 
 
-def reload_weights(
-    model: Decoder, folder: Path, layout: Layout, quantization: Quantization, seed: int, *, captured: bool
-) -> None:
-    """Puts the weights of `folder` in the place of a prepared model's, made into its scheme. Raises CheckpointError
-    where they are of another model, not whole, or no finite numbers, UsageError where they lie otherwise, and
-    CapacityError where both don't fit the device; the old ones stay then. captured: whether steps know the arrays by
-    their addresses."""
+def load_beside(model: Decoder, folder: Path, layout: Layout, quantization: Quantization, seed: int) -> Decoder:
+    """Returns the weights of `folder` in a prepared model's form, of nothing else: no byte of that one is touched.
+    Raises CheckpointError where they are of another model, not whole, or no finite numbers, UsageError where they lie
+    otherwise, and CapacityError where both don't fit the device."""
     config = read_model_config(folder)
     named = (each.name for each in fields(config))
     other = [name for name in named if getattr(config, name) != getattr(model.config, name, None)]
@@ -45,8 +42,14 @@ def reload_weights(
     if forms[0] != forms[1]:
         name = next(name for name in {**old, **fresh} if forms[0].get(name) != forms[1].get(name))
         raise UsageError(PLACED.format(folder, name), param="model_path")
+    return new
+
+
+def take_weights(model: Decoder, new: Decoder, *, captured: bool) -> None:
+    """Puts what was loaded beside a model in its place. captured: whether steps know the arrays by their addresses."""
     if captured:
-        for name, array in old.items():
+        fresh = dict(arrays_of(new.parts))
+        for name, array in arrays_of(model.parts):
             array.copy_(fresh[name])
     else:
         model.take_parts_of(new)

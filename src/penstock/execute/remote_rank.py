@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.errors import CapacityError, EngineError, PenstockError
 from penstock.execute.limits import Limits
-from penstock.execute.rank_channel import RankChannel, RankDrew, RankLimits, RankStart, decode_word, encode
+from penstock.execute.rank_channel import RankChannel, RankDone, RankDrew, RankLimits, RankStart, decode_word, encode
 from penstock.execute.rank_channel import checksum as checksum_of
 from penstock.schedule.step import StepTokens
 
@@ -34,6 +34,7 @@ class RemoteRank:
         self.process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         self._limits: queue.SimpleQueue[Limits | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[RankDone | None] = queue.SimpleQueue()
         self._heard: deque[RankDrew] = deque()
         self._drawn: deque[RankDrew] = deque()  # rank 0's own
         own, theirs = socket.socketpair()
@@ -64,6 +65,14 @@ class RemoteRank:
         if found is None:
             raise self.failure()
         return found
+
+    def done(self) -> PenstockError | None:
+        """Waits until it has carried out the oldest order -> why it has not, where that is so. Raises what it ended
+        with."""
+        found = self._done.get()
+        if found is None:
+            raise self.failure()
+        return None if found.refused is None else found.refused.error(self.rank)
 
     def compare(self, number: int, tokens: StepTokens) -> None:
         """Holds what it drew, as far as it has said, to rank 0's tokens. EngineError where they part."""
@@ -125,6 +134,8 @@ class RemoteRank:
                 self.counts = word.counts
             elif isinstance(word, RankLimits):
                 self._limits.put(word.limits)
+            elif isinstance(word, RankDone):
+                self._done.put(word)
             else:
                 self._end(word.error(self.rank))
 
@@ -133,4 +144,5 @@ class RemoteRank:
         if self.error is None:
             self.error = error
         self._limits.put(None)
+        self._done.put(None)
         self._ended.set()

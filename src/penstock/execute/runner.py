@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from penstock.errors import CapacityError, UsageError
+from penstock.errors import CapacityError
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.executor import Executor, Outcome
 from penstock.execute.gpu_specs import rated
@@ -22,6 +22,7 @@ from penstock.execute.kv_cache import KvCache, kv_words
 from penstock.execute.layer_pages import LayerPages, pages_of
 from penstock.execute.limits import BatchLimits, Limits, graph_bytes
 from penstock.execute.prompt_scorer import PromptScorer
+from penstock.execute.reload import take_weights
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.sleep import RestingWeights, give_back
 from penstock.execute.warm import warm
@@ -101,7 +102,8 @@ class TorchRunner:
         self._resting: RestingWeights | None = None
         self._kv_sleeps = self._closed = False
         self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
-        self.reload: Callable[..., None] | None = None  # told by who opens it; None: its weights stay
+        self.beside: Callable[[Path], Decoder] | None = None  # loads other weights; told by who opens it
+        self._beside: Decoder | None = None
         self.at_close: Callable[[], object] = lambda: None
 
     def capture(self, *, agreed: bool = False) -> None:
@@ -129,11 +131,27 @@ class TorchRunner:
         return {name: end - begin for name, begin, end in zip(names, self._at_ready, now, strict=True)}
 
     def update_weights(self, folder: Path) -> None:
-        """Puts other weights in the place of the model's, where no step is under way. Raises as execute.reload does,
-        and UsageError where several ranks share the model."""
-        reload = self._alone("weights are changed")
-        self._executor.call(lambda: reload(folder, captured=self._captured))
+        """Puts other weights in the place of the model's, where no step is under way. Raises as execute.reload does;
+        the old ones stay then."""
+        self.load_beside(folder)
+        self.take_beside()
+
+    def load_beside(self, folder: Path) -> None:
+        """Loads weights for `take_beside`. Raises as execute.reload does."""
+        beside = self.beside
+        assert beside is not None, "who opens a runner says how weights are loaded"
+        self._beside = self._executor.call(lambda: beside(folder))
+
+    def take_beside(self) -> None:
+        """Puts what was loaded in the model's place; it sleeps no more."""
+        new, self._beside = self._beside, None
+        assert new is not None, "weights are loaded before they are taken"
+        self._executor.call(lambda: take_weights(self._model, new, captured=self._captured))
         self._resting = None
+
+    def forget_beside(self) -> None:
+        """Lets go of what was loaded and is not to be taken."""
+        self._beside = None
 
     @property
     def asleep(self) -> tuple[str, ...]:
@@ -143,7 +161,6 @@ class TorchRunner:
     def sleep(self, level: int) -> None:
         """Gives the memory of KV, rows and captured steps back, and that of the weights: 1 keeps them in host memory, 2
         doesn't. No row may live."""
-        self._alone("memory is given back")
         self._executor.call(lambda: self._rest(level))
 
     def wake_up(self, tags: Collection[str]) -> None:
@@ -159,7 +176,7 @@ class TorchRunner:
         if not self._closed:
             self._closed = True
             self._executor.close()
-            self._state = self._resting = self.reload = None
+            self._state = self._resting = self.beside = self._beside = None
             del self._model, self._made
             self.at_close()
 
@@ -172,16 +189,9 @@ class TorchRunner:
             room = None if agreed else graph_bytes(self._state.rows.device)
             self._about["graphs"] = self._state.capture(self.grouping, self._graph_sizes, room)
 
-    def _alone(self, what: str) -> Callable[..., None]:
-        """Returns `reload`, where no other rank has a share in it."""
-        if self.reload is None:
-            raise UsageError(
-                f"{what} where one GPU holds the model: where several ranks do make a new engine",
-                param="tensor_parallel_size",
-            )
-        return self.reload
-
     def _rest(self, level: int) -> None:
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)  # the last steps are done, whoever has read them
         self._state, self._kv_sleeps = None, True
         if self._resting is None:
             self._resting = RestingWeights(self._model, level)

@@ -151,6 +151,7 @@ class SamplingParams:
     structured_outputs: the form that each sample has; it ends where that is complete, and draws no end id before.
     stop_when: which answers of its samples end the request, the samples that are still drawn included.
     logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
+    logprob_token_ids: these tokens beside the chosen one, in place of the most likely; logprobs says their number then.
     """
 
     n: int = 1
@@ -172,6 +173,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
@@ -183,6 +185,7 @@ class SamplingParams:
             self.stop = [self.stop]
         self.logit_bias = _bias(self.logit_bias) if self.logit_bias else None
         self.bad_words = self.bad_words or None
+        self._take_labels()
         for name, bounds in _WHOLE.items():
             if getattr(self, name) is not None or name not in _MAY_BE_NONE:
                 _whole(name, getattr(self, name), *bounds)
@@ -209,6 +212,18 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(self.stop or ())
 
+    def _take_labels(self) -> None:
+        ids = self.logprob_token_ids = self.logprob_token_ids or None
+        if ids is None:
+            return
+        if not isinstance(ids, (list, tuple)) or len(ids) > MAX_LOGPROBS or len(ids) != len(set(map(str, ids))):
+            rule = f"logprob_token_ids must be a list of 1 to {MAX_LOGPROBS} token ids, each once"
+            raise UsageError(rule, param="logprob_token_ids", rule=rule)
+        if self.logprobs not in (None, len(ids)):
+            rule = "logprobs beside logprob_token_ids is their number: leave it out"
+            raise UsageError(rule, param="logprobs", rule=rule)
+        self.logprobs = len(ids)
+
     def _check_stop_when(self) -> None:
         if not isinstance(self.stop_when, (StopWhen, NoneType)):
             raise _wrong("stop_when", "a StopWhen", self.stop_when)
@@ -226,7 +241,7 @@ class SamplingParams:
                 rule = "logit_bias names a token below 0: ids are 0 and up"
                 raise UsageError(f"logit_bias names token {token}: ids are 0 and up", param="logit_bias", rule=rule)
             _real("logit_bias", value, f"logit_bias[{token}]")
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             ids = getattr(self, name)
             if not isinstance(ids, (list, tuple, NoneType)) or (name == "allowed_token_ids" and ids in ([], ())):
                 raise _wrong(name, "a list of at least one token id", ids)
@@ -319,7 +334,7 @@ def check_request(
         )
     if span[0] < 0 or span[1] >= vocabulary:
         raise UsageError(f"the prompt names a token outside 0 to {vocabulary - 1}", param="prompt")
-    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
         ids = getattr(params, name)
         if ids and max(ids) >= vocabulary:
             raise UsageError(f"{name} names a token outside 0 to {vocabulary - 1}", param=name)

@@ -23,9 +23,10 @@ WANTS_MIN_TOKENS = 8  # end and stop ids are barred while length + 1 < min_lengt
 WANTS_LOGPROBS = 16  # logprobs of the chosen token (and of the top k where logprobs > 0)
 WANTS_MASK = 32  # only tokens whose bit is set in the row's mask slot may come, where it has one
 WANTS_WORDS = 64  # bad_words: the last id of each is barred where the row's latest ones are those before it
+WANTS_LABELS = 128  # logprobs of ids that it names, in place of the most likely; they lie behind its bad words
 # Other logits than the model's.
 WANTS_ADJUST = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS | WANTS_MASK | WANTS_WORDS
-WANTS_ANY = WANTS_FILTER | WANTS_ADJUST | WANTS_LOGPROBS
+WANTS_ANY = WANTS_FILTER | WANTS_ADJUST | WANTS_LOGPROBS | WANTS_LABELS
 
 
 class Range(NamedTuple):
@@ -79,7 +80,7 @@ FIELDS = (
     Field("logprobs", "i4", dead=-1),  # -1: none; 0: the chosen token's; k: the k most likely too
     Field("bias_start", "i4"),  # where the row's logit_bias lies in the device's pool
     Field("bias_count", "i4"),
-    Field("word_count", "i4"),  # its bad words lie behind its biases, BAD_WORD_IDS ids each
+    Field("word_count", "i4"),  # its bad words lie behind its biases, BAD_WORD_IDS ids each; then ids it asks of
     Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # -1 is none
     Field("mask_slot", "i4", dead=-1),  # of the device's pool of token masks; -1: any token may come
 )

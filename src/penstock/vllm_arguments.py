@@ -274,7 +274,7 @@ SAMPLING: dict[str, Argument] = {
     **named("spaces_between_special_tokens", (True,), "special tokens are always spelt apart"),
     **named("flat_logprobs", (False,), "logprobs are columns until they are looked at, and read as a list of dicts"),
     **named("skip_reading_prefix_cache", (False,), "enable_prefix_caching=False keeps nothing"),
-    **named("logprob_token_ids prompt_logprob_token_ids", (), "logprobs gives the 20 most likely"),
+    **named("prompt_logprob_token_ids", (), "prompt_logprobs gives the 20 most likely"),
     **named("prompt_logprob_start routed_experts_prompt_start", (0,), "prompts are told whole"),
     **named("thinking_token_budget", (-1,), _REASONING),
     **named("repetition_detection trace_decode_token_ids", (), "samples end at stop strings, stop ids and max_tokens"),

@@ -109,6 +109,7 @@ FIELDS: dict[str, list[Any]] = {
     "stop": [
         "", ["a", ""], 7, {}, [CANARY] * 65, ["s" * 32] * 65, ["s" * 1025, "t" * 1024], LONG, [LONG],
     ],
+    "logprob_token_ids": [[-1], [256], [NUMBER], [1, 1], list(range(21)), 7, CANARY, {}],
     "stop_when": [
         CANARY, [], {}, {"pattern": ""}, {"pattern": "("}, {"pattern": CANARY, "agree": 0},
         {"pattern": "x", "agree": 2}, {"pattern": "[ab]{" + str(NUMBER) + "}"},
@@ -366,6 +367,31 @@ def _responses() -> list[Case]:
     ]
 
 
+# What /generative_scoring refuses, and the field that the error must name.
+SCORING: list[tuple[Any, dict[str, Any]]] = [
+    ("query", {"query": None}), ("query", {"query": ""}), ("query", {"query": []}), ("query", {"query": 7}),
+    ("query", {"query": [CANARY]}), ("query", {"query": [NUMBER]}), ("items", {"query": "x" * CONTEXT}),
+    ("items", {"items": []}), ("items", {"items": [""]}), ("items", {"items": [[]]}), ("items", {"items": [[256]]}),
+    ("items", {"items": CANARY}), ("items", {"items": ["a", [1]]}), ("items", {"items": ["x" * CONTEXT]}),
+    ("items", {"items": ["a"] * 8193}), ("items", {"items": ["x" * (CONTEXT - 5)]}), ("items", {"items": [1, 2]}),
+    ("label_token_ids", {"label_token_ids": None}), ("label_token_ids", {"label_token_ids": []}),
+    ("label_token_ids", {"label_token_ids": [1, 1]}), ("label_token_ids", {"label_token_ids": list(range(21))}),
+    ("label_token_ids", {"label_token_ids": [256]}), ("label_token_ids", {"label_token_ids": [-NUMBER]}),
+    ("label_token_ids[0]", {"label_token_ids": [CANARY]}), ("apply_softmax", {"apply_softmax": CANARY}),
+    ("priority", {"priority": NUMBER}), ("request_id", {"request_id": CANARY}), (CANARY, {CANARY: 1}),
+    ("temperature", {"temperature": 1.0}), ("timeout", {"timeout": -NUMBER}), ("cache_salt", {"cache_salt": ""}),
+]  # fmt: skip
+
+
+def _scoring() -> list[Case]:
+    def case(status: int, param: Any, fields: dict[str, Any]) -> Case:
+        body = {"query": "query", "items": ["item"], "label_token_ids": [1, 2], **fields}
+        data = request(body, CLOSE, path="/generative_scoring")
+        return Case(f"scoring {str(fields)[:70]}", data, status, param)
+
+    return [*(case(400, param, fields) for param, fields in SCORING), case(404, "model", {"model": CANARY})]
+
+
 def _routes() -> list[Case]:
     ids = ("..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "file-%00", "file-" + "a" * 5000, "%ff%fe", "file-zz", "-",
            "%0d%0aset-cookie:x")  # fmt: skip
@@ -514,6 +540,7 @@ CORPUS: list[Case] = [
     *_many(),
     *_chats(),
     *_responses(),
+    *_scoring(),
     *_routes(),
     *_uploads(),
     *_http(),

@@ -179,7 +179,9 @@ class Client:
                 scores = None
                 if asked.params.logprobs is not None:
                     k = asked.params.logprobs
-                    scores = LazyLogprobs.of(up, i, k, self.tokenizer, brief=asked.stream)[: len(tokens)]
+                    ranked = asked.params.logprob_token_ids is None
+                    scores = LazyLogprobs.of(up, i, k, self.tokenizer, brief=asked.stream, ranked=ranked)
+                    scores = scores[: len(tokens)]
                 if asked.stops is None and not asked.stream:
                     delta = Delta(asked.request_id, index, token_ids=tokens, logprobs=scores)
                     late.append((delta, asked))

@@ -7,7 +7,7 @@ It knows numbers and how a token is spelt; nothing of samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -26,20 +26,23 @@ Columns = tuple[NDArray[Any], ...]  # tokens [t], chosen [t], rank [t], top_ids 
 class LazyLogprobs(Sequence[PositionLogprobs]):
     """Holds the logprobs of t tokens; equal to a list of the same dicts, and copied or pickled as one."""
 
-    def __init__(self, columns: Columns, spell: Callable[[int], str] | None) -> None:
-        self._columns, self._spell = columns, spell
+    def __init__(self, columns: Columns, spell: Callable[[int], str] | None, *, ranked: bool = True) -> None:
+        """ranked: the ids beside each token are the most likely, in their order; else those that were named."""
+        self._columns, self._spell, self._ranked = columns, spell, ranked
 
     @classmethod
-    def of(cls, up: Deltas, i: int, k: int, tokenizer: Tokenizer | None, *, brief: bool = False) -> LazyLogprobs:
-        """Those of a message's sample i, with the k most likely. Copies: one sample doesn't keep the message alive,
-        unless it is `brief`: an event's, gone when that is sent."""
+    def of(
+        cls, up: Deltas, i: int, k: int, tokenizer: Tokenizer | None, *, brief: bool = False, ranked: bool = True
+    ) -> LazyLogprobs:
+        """Those of a message's sample i, with the k most likely, or those that were named. Copies: one sample doesn't
+        keep the message alive, unless it is `brief`: an event's, gone when that is sent."""
         assert up.chosen is not None and up.rank is not None and up.top_ids is not None and up.top is not None, (
             "tokens came up without the logprobs that were asked for"
         )
         mine = slice(up.start[i], up.start[i + 1])
         views = (up.tokens[mine], up.chosen[mine], up.rank[mine], up.top_ids[mine, :k], up.top[mine, :k])
         spell = None if tokenizer is None else tokenizer.token_text
-        return cls(views if brief else tuple(view.copy() for view in views), spell)
+        return cls(views if brief else tuple(view.copy() for view in views), spell, ranked=ranked)
 
     @classmethod
     def of_prompt(cls, prompt: list[int], news: PromptNews, k: int, tokenizer: Tokenizer | None) -> LazyLogprobs | None:
@@ -57,11 +60,14 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         if len(parts) == 1:
             return parts[0]
         columns = zip(*(part._columns for part in parts), strict=True)
-        return cls(tuple(np.concatenate(column) for column in columns), parts[0]._spell)
+        return parts[0]._like(np.concatenate(column) for column in columns)
 
     def apart(self) -> LazyLogprobs:
         """A copy that keeps no message alive: for `brief` ones that wait after all."""
-        return LazyLogprobs(tuple(column.copy() for column in self._columns), self._spell)
+        return self._like(column.copy() for column in self._columns)
+
+    def _like(self, columns: Iterable[NDArray[Any]]) -> LazyLogprobs:
+        return LazyLogprobs(tuple(columns), self._spell, ranked=self._ranked)
 
     @property
     def columns(self) -> Columns:
@@ -86,7 +92,7 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         if isinstance(at, slice):
             if at.indices(len(self)) == (0, len(self), 1):
                 return self  # nothing ever changes it
-            return LazyLogprobs(tuple(column[at] for column in self._columns), self._spell)
+            return self._like(column[at] for column in self._columns)
         at = range(len(self))[at]  # an index as a list takes it, or a list's IndexError
         (position,) = self[at : at + 1]
         return position
@@ -98,7 +104,7 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
             found: PositionLogprobs = {token: Logprob(chosen, rank, spell(token))}
             for place, (other, value) in enumerate(zip(ids, values, strict=True), start=1):
                 if other >= 0 and other != token:
-                    found[other] = Logprob(value, place, spell(other))
+                    found[other] = Logprob(value, place if self._ranked else None, spell(other))
             yield found
 
     def __eq__(self, other: object) -> bool:

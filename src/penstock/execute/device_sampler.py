@@ -1,6 +1,7 @@
 """DeviceSampler: hidden states of a step's rows -> their tokens, in slices, by kernels that read the rows' columns.
 
     a slice    head -> adjust (bias, penalties, bars, masks) -> sample -> filters -> logprobs of chosen and most likely
+               -> logprobs of named ids
     at last    advance: the tokens go into the rows, and what the host gets into `sampled_ids`
 
 The same launches for every mix of rows: programs of rows that ask for nothing return at once. It knows the head, the
@@ -16,10 +17,11 @@ from penstock.execute.kv_cache import zeros
 from penstock.execute.rank_sampler import NOBODY, Asking, RankSampler
 from penstock.kernels.inputs import Queries
 from penstock.kernels.ops import RowOps
+from penstock.kernels.reference.label_logprobs import label_logprobs
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.request import MAX_LOGPROBS
-from penstock.row_table import WANTS_ADJUST, WANTS_ANY, WANTS_FILTER, WANTS_LOGPROBS
+from penstock.row_table import WANTS_ADJUST, WANTS_ANY, WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 
 BIAS_POOL = 1 << 18  # biases of all rows that graphs know the place of; more of them move to a larger pool
 
@@ -112,12 +114,17 @@ class DeviceSampler:
         if self._ranks is not None:
             out = (self.chosen[first:last], self.rank[first:last], ids, top)
             self._ranks.draw(logits, row_ids, position, drawn, adjusts, asking, out)
+            if wants & WANTS_LABELS:
+                told = self.chosen[first:last], ids, top
+                label_logprobs(logits, row_ids, rows, self.bias_ids, drawn, told, self._model.vocabulary)
             return
         filters = bool(wants & WANTS_FILTER)
         ops.sample_rows(logits, row_ids, position, rows, scratch, drawn, filters=filters, adjusts=adjusts)
         if wants & WANTS_LOGPROBS:
             out = (self.chosen[first:last], self.rank[first:last], ids, top)
             ops.logprobs_rows(logits, row_ids, rows, drawn, most, scratch, out)
+        if wants & WANTS_LABELS:
+            label_logprobs(logits, row_ids, rows, self.bias_ids, drawn, (self.chosen[first:last], ids, top))
 
 
 def _longer(pool: Tensor, size: int) -> Tensor:
@@ -127,5 +134,5 @@ def _longer(pool: Tensor, size: int) -> Tensor:
 
 
 PLAIN = 0
-EVERY = WANTS_ANY
+EVERY = WANTS_ANY & ~WANTS_LABELS  # those are told of by steps that ask alone: no graph has them
 MOST = MAX_LOGPROBS  # asked for wherever a row wants any: kernels are compiled for one number

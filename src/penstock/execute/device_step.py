@@ -38,7 +38,7 @@ from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Qu
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
-from penstock.row_table import WANTS_FILTER, WANTS_LOGPROBS
+from penstock.row_table import WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 from penstock.schedule.step import Chunks, Int32, Joins, LateMasks, StepPlan
 
 _NO_TOKENS = torch.empty(0, dtype=torch.int32)
@@ -309,7 +309,7 @@ class DeviceStep:
         if captured is not None and not most and asking is NOBODY and not (every and self.draw.pool_moved):
             captured.draw[every].replay()
         else:
-            wants = (EVERY if every else PLAIN) if self.ops.compiled else plan.wants
+            wants = (EVERY if every else PLAIN) | plan.wants & WANTS_LABELS if self.ops.compiled else plan.wants
             ids, top = self.launch_draw(size, hidden, wants, most, asking)
         if not where.size:
             return None

@@ -26,6 +26,7 @@ from penstock.config import Config
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
 from penstock.llm.between import AT_WORK, CLOSED, BetweenCalls
 from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, ids_of, needed, params_for
+from penstock.llm.label_scorer import LabelScorer
 from penstock.llm.outputs import collect, output_of
 from penstock.request import Delta, Request, RequestOutput, SamplingParams
 from penstock.status_line import Bar
@@ -45,7 +46,7 @@ __all__ = ["LLM", "Finished", "Prompt"]
 _AHEAD = 2  # prompts are pulled until this many times the rows have work
 
 
-class LLM(BetweenCalls):
+class LLM(BetweenCalls, LabelScorer):
     """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are Config's, by name, and
     vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`)."""
 

@@ -189,7 +189,7 @@ class Admission:
         made = group.tokens.size - group.live.prompt_length
         scale = self.lengths.scale(group.finished, group.finished_tokens)
         left = group.live.limit - group.tokens.size
-        if group.live.traits & IGNORES_EOS:
+        if group.live.traits & IGNORES_EOS or left == 1:
             return left  # it runs to its limit, but for a stop string or id
         return int(self.lengths.remaining(np.array([made], np.int32), np.array([left], np.int32), scale)[0])
 

@@ -74,7 +74,9 @@ class Finisher:
         self.tree.drop(np.unique(np.concatenate(tables)))
 
     def _observe(self, rows: Int32) -> None:
-        """Lets the forecast learn from samples that came to their end; a group's own mean counts if it has several."""
+        """Lets the forecast learn from samples that came to their end; a group's own mean counts if it has several.
+        Those that may make one token, as label scores do, say nothing of how long others go on."""
+        rows = rows[self.rows.limit[rows] - self.rows.prompt[rows] > 1]
         outputs = self.rows.read_length[rows] - self.rows.prompt[rows] + 1
         self.lengths.observe(outputs)
         several = ~self.rows.single[rows]

@@ -22,6 +22,7 @@ from penstock.row_table import (
     MAX_STOP_IDS,
     WANTS_BIAS,
     WANTS_FILTER,
+    WANTS_LABELS,
     WANTS_LOGPROBS,
     WANTS_MASK,
     WANTS_MIN_TOKENS,
@@ -53,6 +54,8 @@ def wants_of(params: SamplingParams) -> int:
         wants |= WANTS_MASK
     if params.logprobs is not None:
         wants |= WANTS_LOGPROBS
+    if params.logprob_token_ids:
+        wants |= WANTS_LABELS
     return wants
 
 
@@ -92,7 +95,7 @@ class RequestState:
     limit: int
     min_length: int
     record: NDArray[np.void]  # [1] of JOIN_RECORD
-    bias_ids: Int32  # then the bad words' ids, BAD_WORD_IDS a word
+    bias_ids: Int32  # then the bad words' ids, BAD_WORD_IDS a word, then those whose logprobs it wants
     bias_values: NDArray[np.float32]
     more_stop_ids: Int32  # beyond the device's
     traits: int  # of its rows
@@ -134,7 +137,7 @@ class RequestState:
         record["wants"] |= WANTS_MASK if constrain is not None else 0
         record["wants"] |= WANTS_WORDS if request.bad_words else 0
         record["word_count"] = len(request.bad_words)
-        words = padded_words(request.bad_words)
+        words = np.append(padded_words(request.bad_words), np.array(params.logprob_token_ids or (), np.int32))
         values = np.zeros(len(bias) + words.size, np.float32)
         values[: len(bias)] = np.fromiter(bias.values(), np.float32, len(bias))
         return cls(
@@ -155,7 +158,9 @@ class RequestState:
             background=request.background,
             tenant=request.tenant,
             salt=request.salt,
-            allowed=np.unique(np.array(params.allowed_token_ids or (), np.int32)).tobytes(),
+            allowed=np.unique(np.array(params.allowed_token_ids, np.int32)).tobytes()
+            if params.allowed_token_ids
+            else b"",
             constrain=constrain,
         )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.row_table import BAD_WORD_IDS
 from penstock.schedule.admission import Chunk, Piece
 from penstock.schedule.rows import Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Joins
@@ -29,7 +28,7 @@ def joins_of(pieces: list[Piece], rows: Rows) -> Joins | None:
     table = rows.table[joined, :width]
     table[np.arange(width) >= rows.blocks[joined, None]] = SCRATCH_BLOCK
     start = np.zeros(records.size + 1, np.int32)
-    np.cumsum(records["bias_count"] + BAD_WORD_IDS * records["word_count"], out=start[1:])
+    np.cumsum(np.repeat([live.bias_ids.size for live in lives], counts), out=start[1:])
     biased = [(live, count) for live, count in zip(lives, counts, strict=True) if live.bias_ids.size]
     ids = [np.tile(live.bias_ids, count) for live, count in biased]
     values = [np.tile(live.bias_values, count) for live, count in biased]

@@ -120,6 +120,30 @@ def test_streamed_and_whole_answers_are_one(client: openai.OpenAI, temperature: 
         assert len({texts[0], texts[1], texts[2]}) > 1
 
 
+def test_label_scores_are_the_softmax_of_transformers_logits(url: str) -> None:
+    """Streams of many prompts are merged on the way: scores stand where their items did."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.float32).eval()
+    query, labels = list(range(20, 58)), [11, 5, 40]
+    items = [[30 + at % 50, *range(60, 60 + at % 7)] for at in range(200)]
+    with torch.inference_mode():
+        logits = [model(torch.tensor([query + item])).logits[0, -1] for item in items[:20]]
+    for softmax in (True, False):
+        body = {"query": query, "items": items, "label_token_ids": labels, "apply_softmax": softmax}
+        answer = httpx.post(url + "/generative_scoring", json=body, timeout=120).json()
+        assert answer["object"] == "list" and [each["index"] for each in answer["data"]] == list(range(200))
+        for each, row in zip(answer["data"], logits, strict=False):
+            wanted = row[labels].softmax(-1) if softmax else row.softmax(-1)[labels]
+            assert each["label_probs"] == pytest.approx(wanted.tolist(), rel=1e-3)
+            assert each["score"] == each["label_probs"][0]
+        assert answer["usage"]["prompt_tokens"] == sum(len(query) + len(item) for item in items)
+        assert answer["usage"]["completion_tokens"] == 200
+    text = {"query": "Is 7 prime? ", "items": ["Answer:", " No,"], "label_token_ids": labels}
+    assert len(httpx.post(url + "/generative_scoring", json=text).json()["data"]) == 2
+
+
 def test_the_rest_of_the_samples_end_when_two_agree(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "demo",

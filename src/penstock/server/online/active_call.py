@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Receive
@@ -120,26 +121,29 @@ class ActiveCall:
 async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
     """Merges the deltas of several streams; what came in one turn of the loop is handed on together, and each stream is
     asked again only when that was taken: meanwhile it keeps what comes."""
-    news = [aiter(stream) for stream in streams]
-    asked: dict[asyncio.Future[list[Delta] | None], int] = {}
-    ready = list(range(len(streams)))
-    try:
-        while asked or ready:
-            asked |= {asyncio.ensure_future(anext(news[at], None)): at for at in ready}
-            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            step: list[tuple[int, list[Delta]]] = []
-            for task in done:
-                deltas = task.result()
-                at = asked.pop(task)
-                if deltas is not None:
-                    step.append((at, deltas))
-            ready = sorted(at for at, _ in step)
-            if step:
-                yield step
-    finally:
-        for task in asked:
-            if not task.cancel() and not task.cancelled():
-                task.exception()  # asked for, so that nothing is logged of an error that follows another
+    ready, news = dict[int, None](), asyncio.Event()
+    left = set(range(len(streams)))
+
+    def hear(at: int) -> None:
+        ready[at] = None
+        news.set()
+
+    for at, stream in enumerate(streams):
+        stream.listen(partial(hear, at))
+    while left:
+        await news.wait()
+        news.clear()
+        heard = sorted(left.intersection(ready))
+        ready.clear()
+        step: list[tuple[int, list[Delta]]] = []
+        for at in heard:
+            deltas, over = streams[at].take()
+            if over:
+                left.discard(at)
+            if deltas:
+                step.append((at, deltas))
+        if step:
+            yield step
 
 
 async def until_gone(

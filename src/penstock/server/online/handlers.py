@@ -33,6 +33,7 @@ from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.pick_answer import answer_to
 from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.responses_forms import PARAMS, read_responses
+from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
 
 if TYPE_CHECKING:
@@ -137,6 +138,11 @@ async def post_responses(state: AppState, request: Request) -> Response:
     except UsageError as error:
         error.param = None if error.param is None else PARAMS.get(error.param, error.param)
         raise
+
+
+async def post_scoring(state: AppState, request: Request) -> Response:
+    """POST /generative_scoring: a completion by another form. Raises PenstockError."""
+    return await _post(state, request, read_scoring)
 
 
 async def _post(

@@ -41,6 +41,7 @@ class BaseAnswer:
     prefix = ""
     kind = ""
     event_kind = ""
+    entries = "choices"
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
@@ -92,7 +93,7 @@ class BaseAnswer:
 
     def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
         """The body in pieces, of the choices in their order."""
-        pieces = [_encode(self._top)[:-1] + b',"choices":[']
+        pieces = [_encode(self._top)[:-1] + b',"%b":[' % self.entries.encode()]
         for choice in choices:
             pieces += (choice, b",")
         pieces[-1] = b'],"usage":' + _encode(usage) + b"}"

@@ -110,6 +110,7 @@ class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
     seed: Int | None = None
     prompt_logprobs: Int | None = None
+    logprob_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None

@@ -9,6 +9,7 @@ from penstock.server.openai.generate_answer import GenerateAnswer
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.server.openai.read_answers import ReadChatAnswer
 from penstock.server.openai.responses_answer import ResponsesAnswer
+from penstock.server.openai.scoring_answer import ScoringAnswer
 
 if TYPE_CHECKING:
     from penstock.server.openai.translate import Call
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAnswer:
     """Returns the answer of the call's route, once the tables that it writes with are there."""
+    if call.scoring is not None:
+        return ScoringAnswer(call, model, spellings)
     if call.logprobs is not None:
         await spellings.of(as_ids=call.tokens_as_ids).prepare(chat=call.chat or call.tokens_only is not None)
     if call.tokens_only is not None:

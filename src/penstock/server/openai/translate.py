@@ -27,6 +27,7 @@ from penstock.server.openai.prompt_ids import (
     completion_prompts,
 )
 from penstock.server.openai.responses_forms import ResponsesChat
+from penstock.server.openai.scoring_forms import ScoringBody, ScoringForm, scoring_prompts
 from penstock.server.openai.tool_forms import Json
 from penstock.text.answer_pattern import AnswerPattern
 from penstock.text.bad_words import bad_word_ids
@@ -96,6 +97,7 @@ class Call:
     reader: MakeReader | None = None  # of each answer; None: its text is all content
     include_reasoning: bool = True
     tokens_only: TokensOnly | None = None  # the answer is /inference/v1/generate's
+    scoring: ScoringBody | None = None  # labels' probabilities are told, no text
     asked: Json | None = None  # what the answer of /v1/responses says again of its body
 
     @property
@@ -145,6 +147,11 @@ def _tools_size(form: ChatForm) -> int:
 async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call:
     """Raises UsageError."""
     if isinstance(form, CompletionForm):
+        if isinstance(form, ScoringForm):
+            prompts = await scoring_prompts(form, tools)
+            call = (await completion_params(form, tools)).call(prompts, tools.facts)
+            call.scoring = form.body
+            return call
         params = await completion_params(form, tools)
         return params.call(await completion_prompts(form.prompt, form, tools), tools.facts)
     check_auto(form, tools.parsers)
@@ -237,7 +244,7 @@ def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> S
         raise HttpError(message, param="min_tokens")
     if knobs.get("top_k", 0) > facts.vocab_size:
         knobs["top_k"] = 0
-    for name in ("stop_token_ids", "allowed_token_ids"):
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
         for token in knobs.get(name) or ():
             check_id(token, facts.vocab_size, name)
     try:
@@ -265,7 +272,7 @@ def _check_sizes(form: BaseForm, vocab_size: int) -> None:
     """What the body's own limit leaves room for, and no answer needs."""
     if form.stop_token_ids is not None and len(form.stop_token_ids) > MAX_STOP_TOKENS:
         raise HttpError(f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids: send fewer", param="stop_token_ids")
-    for name in ("logit_bias", "allowed_token_ids"):
+    for name in ("logit_bias", "allowed_token_ids", "logprob_token_ids"):
         if len(getattr(form, name) or ()) > vocab_size:
             raise HttpError(f"{name} names more ids than the vocabulary has: name each once", param=name)
 

@@ -41,7 +41,6 @@ BOTH: dict[str, Argument] = {
     **named("guided_choice", (), "say structured_outputs: {choice: [...]}"),
     **named("guided_grammar", (), "say structured_outputs: {grammar: ...}"),
     **named("logits_processors", ([],), "code from clients is not run"),
-    **named("logprob_token_ids", ([],), "ask for the logprobs of the most likely tokens"),
     **named("repetition_detection", ({},), "cancel the request, or give a stop string"),
     **named("truncation_side", ("left",), "truncate_prompt_tokens keeps the last"),
     **named("stream_interval", (1,), "tokens are sent as they come; leave it out"),

@@ -30,6 +30,7 @@ from penstock.server.online.auth import PROBES, AccessPolicy, AuthMiddleware, ke
 from penstock.server.online.buffered import json_response
 from penstock.server.online.request_limits import NOBODY
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
+from penstock.server.openai.scoring_forms import SCORING_SCHEMA
 from penstock.server.process.not_served import not_served
 from penstock.server.process.openapi import (
     BATCH,
@@ -142,6 +143,7 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     "POST /v1/chat/completions": (handlers.post_chat, Told(("ChatCompletion", EVENTS), _CHAT)),
     "POST /inference/v1/generate": (handlers.post_generate, Told(("Generated", EVENTS), in_json(GENERATE))),
     "POST /v1/responses": (handlers.post_responses, Told(("Response", EVENTS), _RESPONSE)),
+    "POST /generative_scoring": (handlers.post_scoring, Told(("Scores",), in_json(SCORING_SCHEMA))),
     "POST /tokenize": (token_handlers.post_tokenize, Told(("Tokens",), in_json(TOKENIZE))),
     "POST /detokenize": (token_handlers.post_detokenize, Told(("Text",), in_json(DETOKENIZE))),
     "GET /tokenizer_info": (token_handlers.get_tokenizer_info, Told(("TokenizerInfo",))),

@@ -40,6 +40,7 @@ _REAL: Json = {"type": "number"}
 _FLAG: Json = {"type": "boolean"}
 _NULL: Json = {"type": "null"}
 _IDS: Json = {"type": "array", "items": _WHOLE}
+_REALS: Json = {"type": "array", "items": _REAL}
 _KINDS: dict[type, Json] = {str: _TEXT, bool: _FLAG, dict: {"type": "object"}}
 _TAKEN = {
     "CompletionForm": unsupported_fields.COMPLETION,
@@ -297,6 +298,8 @@ ANSWERS: dict[str, Json] = {
         tokens={"type": "array", "items": _WHOLE},
         token_strs=_or_null({"type": "array", "items": _TEXT}),
     ),
+    "Score": _object(object={"const": "score"}, index=_WHOLE, score=_REAL, label_probs=_REALS),
+    "Scores": _list("Score", id=_TEXT, created=_WHOLE, model=_TEXT, usage=_USAGE),
     "Text": _object(prompt=_TEXT),
     "TokenizerInfo": _object(tokenizer_class=_TEXT, chat_template=_or_null(_TEXT)),
 }

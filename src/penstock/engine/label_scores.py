@@ -1,0 +1,25 @@
+"""Label scores: how likely each of some tokens is as the next one after a prompt. The request draws one token, in the
+step that ends its prompt. It knows logprobs as they come up; no prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.engine.logprobs import LazyLogprobs
+from penstock.request import Delta, SamplingParams
+
+
+def label_params(labels: list[int]) -> SamplingParams:
+    """What is asked of the engine. Raises UsageError."""
+    return SamplingParams(temperature=0.0, max_tokens=1, logprob_token_ids=labels, detokenize=False)
+
+
+def label_probs(delta: Delta, *, softmax: bool) -> list[float]:
+    """Returns the labels' probabilities in their order: among themselves with softmax, else among all tokens."""
+    found = delta.logprobs
+    assert isinstance(found, LazyLogprobs) and len(found) == 1, "a label's request draws one token"
+    logprobs = found.columns[4][0].astype(np.float64)
+    if softmax:
+        logprobs = logprobs - np.logaddexp.reduce(logprobs)
+    probs: list[float] = np.exp(logprobs).tolist()
+    return probs

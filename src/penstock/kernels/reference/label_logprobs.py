@@ -1,0 +1,46 @@
+"""label_logprobs: log-probabilities under raw logits of the very ids that rows name, in place of the most likely.
+
+A handful of gathers, on any device, where a step's rows ask. It knows logits, ids and rows' columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.inputs import VocabularyPart
+from penstock.kernels.row_state import RowState
+from penstock.row_table import BAD_WORD_IDS, WANTS_LABELS
+
+
+def label_logprobs(
+    logits: Tensor,
+    row_ids: Tensor,
+    rows: RowState,
+    pool: Tensor,
+    tokens: Tensor,
+    out: tuple[Tensor, Tensor, Tensor],
+    part: VocabularyPart | None = None,
+) -> None:
+    """Raw logits [n, vocabulary] of rows row_ids [n] and their drawn tokens [n] -> out: chosen [n] is read, ids and top
+    [n, most] are written where a row asks, in the order of its ids.
+
+    pool [ids] int32: a row's lie behind its biases and bad words, as many as rows.logprobs says. part: which tokens the
+    logits are of, where ranks share a vocabulary.
+    """
+    chosen, ids, top = out
+    row = row_ids.to(torch.int64)
+    place = torch.arange(ids.shape[1], device=logits.device)
+    first = rows.bias_start[row] + rows.bias_count[row] + BAD_WORD_IDS * rows.word_count[row]
+    asks = ((rows.wants[row] & WANTS_LABELS) != 0)[:, None] & (place < rows.logprobs[row][:, None])
+    at = torch.where(asks, first[:, None] + place, 0).to(torch.int64)
+    labels = torch.where(asks, pool[at], 0)
+    wanted = torch.cat((labels, tokens.clamp(min=0)[:, None]), 1).to(torch.int64)
+    if part is None:
+        raw = logits.gather(1, wanted).to(torch.float32)
+    else:
+        column, mine = part.columns(wanted, logits.shape[1])
+        raw = part.most(torch.where(mine, logits.gather(1, column).to(torch.float32), -torch.inf))
+    log_sum = raw[:, -1:] - chosen[:, None]  # the drawn token's logit and logprob are known, so this is too
+    ids.copy_(torch.where(asks, labels, ids))
+    top.copy_(torch.where(asks, raw[:, :-1] - log_sum, top))

@@ -1,0 +1,108 @@
+"""Scoring: `LLM.score`, and vLLM's methods that are not served, each refused by its name. It knows prompts as ids and
+probabilities; how requests run is LLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine.label_scores import label_params, label_probs
+from penstock.errors import UsageError
+from penstock.llm.inputs import Prompt, TextOrIds, needed
+
+if TYPE_CHECKING:
+    from penstock.engine.client import PendingRequest
+    from penstock.request import Delta
+    from penstock.text.tokenizer import Tokenizer
+
+_GENERATES = "this engine generates text: ask one of a model that is made for it"
+_REFUSED = {
+    "beam_search": "there is no beam search: ask generate for n samples",
+    **dict.fromkeys(("encode", "embed", "classify", "reward"), _GENERATES),
+}
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """`score`: the first label's probability; `label_probs`: every label's, in their order."""
+
+    score: float
+    label_probs: list[float]
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """One item's score. `error`: why there is none (`outputs` is None then)."""
+
+    request_id: str
+    outputs: ScoringOutput | None = None
+    prompt_token_ids: list[int] = field(default_factory=list)
+    finished: bool = True
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+class LabelScorer:
+    """What LLM has of scoring."""
+
+    _tokenizer: Tokenizer | None
+
+    def _deltas(
+        self, prompts: Iterable[Prompt], after_step: Callable[[], object] | None = None
+    ) -> Generator[tuple[Delta, PendingRequest | None, Prompt]]:
+        raise NotImplementedError
+
+    def score(
+        self,
+        query: TextOrIds,
+        items: TextOrIds | Sequence[TextOrIds],
+        /,
+        *,
+        label_token_ids: Sequence[int] | None = None,
+        apply_softmax: bool = True,
+        item_first: bool = False,
+        add_special_tokens: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How likely the first of `label_token_ids` is as the next token after query and item, for each item.
+
+        apply_softmax: among the labels, else among all tokens.   item_first: items stand before the query.
+        add_special_tokens: to a query that is text; never to items.   The query is computed once where it stands first.
+        An item that can't run (too long) gives an `error`; the others go on.
+        """
+        if label_token_ids is None:
+            raise UsageError(
+                "score needs label_token_ids: a model that generates scores by its next token", param="label_token_ids"
+            )
+        params = label_params(list(label_token_ids))
+        listed: list[Any] = [items] if isinstance(items, str) or (items and isinstance(items[0], int)) else list(items)
+        header = self._ids_of(query, add_special_tokens)
+        bodies = [self._ids_of(item, special=False) for item in listed]
+        prompts = [item + header if item_first else header + item for item in bodies]
+        outs = [ScoringRequestOutput(str(i), prompt_token_ids=ids) for i, ids in enumerate(prompts)]
+        asked = (Prompt(key=i, prompt=ids, params=params) for i, ids in enumerate(prompts))
+        for delta, request, prompt in self._deltas(asked):
+            out = outs[prompt.key]
+            out.error = delta.error
+            if request is not None:
+                out.num_cached_tokens = request.num_cached_tokens
+            if delta.error is None:
+                probs = label_probs(delta, softmax=apply_softmax)
+                out.outputs = ScoringOutput(probs[0], probs)
+        return outs
+
+    def _ids_of(self, given: TextOrIds, special: bool) -> list[int]:
+        if isinstance(given, str):
+            return needed(self._tokenizer, "score of texts").encode(given, add_special_tokens=special)
+        return list(given)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Gives vLLM's methods that are not served a line in place of an AttributeError, once they are called."""
+        if name not in _REFUSED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise UsageError(f"{name} is not served: {_REFUSED[name]}", param=name)
+
+        return refuse

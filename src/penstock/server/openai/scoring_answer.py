@@ -1,0 +1,29 @@
+"""The answer of /generative_scoring, a score an item: deltas with labels' logprobs to JSON. It knows a call and deltas.
+
+{"object": "list", "data": [{"index": 0, "object": "score", "score": 0.9, "label_probs": [...]}], "usage": ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.engine.label_scores import label_probs
+from penstock.request import Delta, PositionLogprobs
+from penstock.server.openai.answers import BaseAnswer
+
+
+class ScoringAnswer(BaseAnswer):
+    """One body; there are no events of it."""
+
+    prefix, kind, entries = "generative-scoring", "list", "data"
+
+    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+        assert self._call.scoring is not None
+        probs = label_probs(delta, softmax=self._call.scoring.apply_softmax)
+        told: dict[str, Any] = {"index": choice, "object": "score", "score": probs[0], "label_probs": probs}
+        if delta.weights_version is not None:
+            told["weights_version"] = delta.weights_version
+        return msgspec.json.encode(told)

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 # From the ground up. A room imports from floors below its own; rooms of one floor don't see each other.
 FLOORS: tuple[frozenset[str], ...] = (
-    frozenset({"request", "row_table", "config", "errors", "disk", "parent_death", "status_line", "vllm_arguments"}),
+    frozenset(
+        {
+            "request",
+            "row_table",
+            "config",
+            "errors",
+            "disk",
+            "parent_death",
+            "shared_weights",
+            "status_line",
+            "vllm_arguments",
+        }
+    ),
     frozenset({"artifact", "journal", "ray_cluster", "kernels", "parallel", "schedule", "text", "almanac"}),
     frozenset({"quant", "bench"}),
     frozenset({"layers"}),

@@ -17,6 +17,7 @@ from penstock import LLM, SamplingParams
 from penstock.errors import CheckpointError, EngineError, PenstockError, UsageError
 from penstock.execute.reload import arrays_of
 from penstock.execute.sleep import to_host
+from penstock.weights.share import share_weights
 
 pytestmark = pytest.mark.torch
 
@@ -65,7 +66,8 @@ def test_other_weights_are_those_of_a_fresh_start(folders: tuple[Path, Path], kn
             assert told(llm) == wanted and llm.weights_version == "step-200"
             now = arrays(llm)
             assert held.keys() == now.keys() and all(torch.equal(held[name], now[name]) for name in held)
-            llm.update_weights(str(folders[0]), weights_version="0")
+            with share_weights(load_file(folders[0] / "model.safetensors")) as shared:
+                llm.update_weights(shared=shared, weights_version="0")
             assert told(llm) == before and llm.weights_version == "0"
 
 
@@ -143,17 +145,19 @@ def test_a_folder_that_is_not_there_and_an_llm_at_work(folders: tuple[Path, Path
         llm.update_weights(folders[1])
 
 
-@pytest.mark.parametrize("knobs", [{}, {"quantization": "int4"}, {"dtype": "bfloat16"}], ids=str)
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize(
+    ("level", "knobs"), [(1, {}), (2, {"kv_cache_dtype": "fp8"}), (2, {"quantization": "int4"})], ids=str
+)
 def test_memory_comes_back_and_answers_stay(folders: tuple[Path, Path], knobs: dict[str, Any], level: int) -> None:
     with LLM(str(folders[0]), **KNOBS | knobs) as llm:
         before = told(llm)
         runner: Any = llm.engine.runner
         held = list(arrays_of(runner._state.model.parts))
-        stays = {id(each) for each in runner._state.model.kinds.values()}
+        model = runner._state.model
+        stays = {id(each) for each in (*model.kinds.values(), *(form.scales for form in model.kv_forms))}
         weights = [weakref.ref(array) for _, array in held if id(array) not in stays]
         kv = [weakref.ref(layer.storage) for layer in runner._state.kv.layers]
-        del held
+        del held, model
         llm.sleep(level)
         assert llm.is_sleeping() and llm.engine.scheduler.stats()["kv_usage"] == 0
         assert not any(each() is not None for each in kv)
@@ -226,9 +230,37 @@ def test_each_rank_takes_its_part_once_all_have_theirs(folders: tuple[Path, Path
         assert told(llm) == before and llm.weights_version == "default"
         llm.update_weights(folders[1])
         assert [tokens for tokens, _ in told(llm)] == wanted and llm.weights_version == "step-200"
+        with share_weights(load_file(folders[0] / "model.safetensors")) as shared:
+            llm.update_weights(shared=shared, weights_version="again")
+        assert told(llm) == before and llm.weights_version == "again"
         with pytest.raises(UsageError, match="where one GPU holds the model"):
             llm.sleep()
         assert not llm.is_sleeping()
         runner.others[0].process.kill()
         with pytest.raises(EngineError, match="rank 1"):
             llm.update_weights(folders[0])
+
+
+def test_weights_of_another_process_are_held_against_the_model(folders: tuple[Path, Path]) -> None:
+    tensors = load_file(folders[1] / "model.safetensors")
+    spoilt = tensors | {"model.norm.weight": tensors["model.norm.weight"] * torch.nan}
+    wide = tensors | {"model.norm.weight": torch.ones(7)}
+    less = {name: tensor for name, tensor in tensors.items() if "layers.1" not in name}
+    with LLM(str(folders[0]), **KNOBS) as llm:
+        before = told(llm)
+        for bad, error in (
+            (spoilt, "'model.norm.weight' holds what is no finite number"),
+            (wide, r"'model.norm.weight' has shape \[7\]"),
+            (less, "lack tensor 'model.layers.1"),
+            (tensors | {"lm_tail": torch.ones(2)}, "holds tensor 'lm_tail'"),
+        ):
+            with share_weights(bad) as shared, pytest.raises(CheckpointError, match=error):
+                llm.update_weights(shared=shared, weights_version="bad")
+        with pytest.raises(CheckpointError, match="has the process that gave it ended"):
+            llm.update_weights(shared=shared, weights_version="late")
+        with pytest.raises(UsageError, match="weights_version must name"):
+            llm.update_weights(shared=shared)
+        with pytest.raises(UsageError, match="give one"):
+            llm.update_weights(folders[1], shared=shared)
+        llm.reset_prefix_cache()
+        assert told(llm) == before and llm.weights_version == "default"

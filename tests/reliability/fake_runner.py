@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from penstock.errors import CheckpointError
 from penstock.row_table import WANTS_LOGPROBS
 from penstock.schedule.step import BAD_LOGITS, KV_CACHE, NO_TOKEN, WEIGHTS, StepPlan, StepTokens, TokenLogprobs
+from penstock.shared_weights import WeightsSource
 
 UInt64 = NDArray[np.uint64]
 ORDERS = "orders.json"
@@ -151,8 +152,11 @@ class FakeRunner:
     def describe(self) -> dict[str, Any]:
         return {"device": "fake"}
 
-    def update_weights(self, folder: Path) -> None:
+    def update_weights(self, source: WeightsSource) -> None:
         """Other weights draw other words: those of the folder's fake.json."""
+        if not isinstance(source, Path):
+            raise CheckpointError("a fake has no tensors")
+        folder = source
         if not (folder / SHAPE).is_file():
             raise CheckpointError(f"{folder} holds no {SHAPE}")
         self._words = np.array(msgspec.json.decode((folder / SHAPE).read_bytes(), type=Shape).words, np.int32)

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.engine.engine import Engine, Refused
 from penstock.errors import PenstockError
+from penstock.shared_weights import SharedWeights
 
 UPDATE, PREFIX_CACHE, SLEEP, WAKE_UP = "update_weights", "reset_prefix_cache", "sleep", "wake_up"
 Mode = Literal["wait", "keep"]
@@ -28,6 +29,7 @@ class Control(msgspec.Struct, tag="control", frozen=True):
     mode: Mode = "wait"
     folder: str = ""
     version: str | None = None
+    shared: SharedWeights | None = None
     level: int = 1
     tags: list[str] | None = None
     number: int = -1
@@ -54,7 +56,7 @@ class ControlQueue:
         self._engine = engine
         self._asked: deque[tuple[int, Control]] = deque()
         self._work: dict[str, Callable[[Control], None]] = {
-            UPDATE: lambda word: engine.update_weights(Path(word.folder), word.version),
+            UPDATE: lambda word: engine.update_weights(word.shared or Path(word.folder), word.version),
             PREFIX_CACHE: lambda word: engine.reset_prefix_cache(),
             SLEEP: lambda word: engine.sleep(word.level),
             WAKE_UP: lambda word: engine.wake_up(word.tags),

@@ -21,6 +21,7 @@ from penstock.request import Request
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, Runner, StepPlan
+from penstock.shared_weights import WeightsSource
 
 _LOOK = 2e-4  # seconds between two looks at a device that is before a late draw
 LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
@@ -162,13 +163,15 @@ class Engine:
         """What was computed so far is found by no prompt that comes."""
         self.scheduler.reset_prefix_cache()
 
-    def update_weights(self, folder: Path, version: str | None = None) -> None:
+    def update_weights(self, source: WeightsSource, version: str | None = None) -> None:
         """Puts other weights in the model's place, where no step is out: requests that run go on with them, their
         prompts as they were computed. version: what answers are stamped with from here on, None: the folder's name.
         Raises PenstockError, and the old weights stay."""
         assert not self.flights and self._late is None, "weights are changed between steps"
-        self.runner.update_weights(folder)
-        self.weights_version = folder.name if version is None else version
+        if version is None and not isinstance(source, Path):
+            raise UsageError("weights_version must name weights that have no folder: give it", param="weights_version")
+        self.runner.update_weights(source)
+        self.weights_version = source.name if version is None and isinstance(source, Path) else str(version)
         self.reset_prefix_cache()
         if self.asleep:  # it had no weights, or others: where nothing else sleeps it wakes up
             self.wake_up(())

@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import zlib
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from penstock.errors import EngineError, PenstockError
 from penstock.execute.limits import Limits
 from penstock.schedule.array_codec import ArrayCodec
 from penstock.schedule.step import LateMasks, StepPlan, StepTokens
+from penstock.shared_weights import SharedWeights, WeightsSource
 
 _LENGTH = struct.Struct("<I")
 _BUFFER = 1 << 20  # bytes that a sender need not wait for: several plans of thousands of rows
@@ -88,11 +90,20 @@ class RankFailed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class RankOrder(msgspec.Struct, frozen=True):
-    """Down, between two steps: have weights loaded beside the model's (`load`, of a folder), put in their place
-    (`take`), or let go (`forget`)."""
+    """Down, between two steps: have weights loaded beside the model's (`load`, of a folder or of another process), put
+    in their place (`take`), or let go (`forget`)."""
 
     what: Literal["load", "take", "forget"]
     folder: str = ""
+    shared: SharedWeights | None = None
+
+    @classmethod
+    def load(cls, source: WeightsSource) -> RankOrder:
+        return cls("load", str(source)) if isinstance(source, Path) else cls("load", shared=source)
+
+    @property
+    def source(self) -> WeightsSource:
+        return Path(self.folder) if self.shared is None else self.shared
 
 
 class RankDone(msgspec.Struct, tag="done", frozen=True):

@@ -87,7 +87,7 @@ def _run(channel: RankChannel, start: RankStart) -> None:
 def _carry_out(runner: TorchRunner, order: RankOrder) -> RankDone:
     try:
         if order.what == "load":
-            runner.load_beside(Path(order.folder))
+            runner.load_beside(order.source)
         elif order.what == "take":
             runner.take_beside()
         else:

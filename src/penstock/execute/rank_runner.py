@@ -36,6 +36,7 @@ from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
 from penstock.quant.choose import choose_schemes
 from penstock.schedule.step import Flight, LateMasks, StepPlan, StepTokens
+from penstock.shared_weights import WeightsSource
 
 _SECONDS = 30.0  # that a rank waits for another in the middle of a step
 _TELLING = 1.5  # that a step may take to end by itself, once another rank has ended
@@ -73,13 +74,13 @@ class RankRunner(TorchRunner):
         except EngineError as error:
             raise self.reason(error) from error
 
-    def update_weights(self, folder: Path) -> None:
+    def update_weights(self, source: WeightsSource) -> None:
         """Has each rank load its part beside, and all take theirs once each has. Raises as execute.reload does, of
         whichever rank; the old ones stay then."""
-        self._order(RankOrder("load", str(folder)))
+        self._order(RankOrder.load(source))
         refused: list[PenstockError] = []
         try:
-            self.load_beside(folder)
+            self.load_beside(source)
         except PenstockError as error:
             refused.append(error)
         refused += self._done()

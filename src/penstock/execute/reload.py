@@ -19,16 +19,20 @@ from penstock.errors import CheckpointError, UsageError
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import read_model_config
 from penstock.parallel.layout import Layout
+from penstock.shared_weights import WeightsSource
 from penstock.weights.load import load_model
 
 PLACED = "the weights of {} lie otherwise than those of the engine: give them as those were ({})"
 
 
-def load_beside(model: Decoder, folder: Path, layout: Layout, quantization: Quantization, seed: int) -> Decoder:
-    """Returns the weights of `folder` in a prepared model's form, of nothing else: no byte of that one is touched.
-    Raises CheckpointError where they are of another model, not whole, or no finite numbers, UsageError where they lie
-    otherwise, and CapacityError where both don't fit the device."""
-    config = read_model_config(folder)
+def load_beside(
+    model: Decoder, source: WeightsSource, layout: Layout, quantization: Quantization, seed: int
+) -> Decoder:
+    """Returns the weights of a folder, or of another process, in a prepared model's form, of nothing else: no byte of
+    that one is touched. Raises CheckpointError where they are of another model, not whole, or no finite numbers,
+    UsageError where they lie otherwise, and CapacityError where both don't fit the device."""
+    shared, folder = (None, source) if isinstance(source, Path) else (source, Path("another process"))
+    config = read_model_config(folder) if shared is None else model.config
     named = (each.name for each in fields(config))
     other = [name for name in named if getattr(config, name) != getattr(model.config, name, None)]
     if other or type(config) is not type(model.config):
@@ -36,7 +40,10 @@ def load_beside(model: Decoder, folder: Path, layout: Layout, quantization: Quan
     new = load_model(
         folder, load_format="auto", dtype=model.dtype, device=model.device, ops=model.ops, seed=seed,
         positions=model.positions, config=config, layout=layout, quantization=quantization, finite=True,
+        shared=shared,
     )  # fmt: skip
+    for block, own in zip(new.blocks, model.blocks, strict=True):
+        block.attention.kv_form = own.attention.kv_form  # what K and V are stored as stays
     old, fresh = (dict(arrays_of(parts)) for parts in (model.parts, new.parts))
     forms = [{name: (a.shape, a.dtype) for name, a in arrays.items()} for arrays in (old, fresh)]
     if forms[0] != forms[1]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, LateMasks, StepPlan
+from penstock.shared_weights import WeightsSource
 
 SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
@@ -102,7 +102,7 @@ class TorchRunner:
         self._resting: RestingWeights | None = None
         self._kv_sleeps = self._closed = False
         self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
-        self.beside: Callable[[Path], Decoder] | None = None  # loads other weights; told by who opens it
+        self.beside: Callable[[WeightsSource], Decoder] | None = None  # loads other weights; told by who opens it
         self._beside: Decoder | None = None
         self.at_close: Callable[[], object] = lambda: None
 
@@ -130,17 +130,17 @@ class TorchRunner:
         names = ("jit_compiles", "jit_loads")
         return {name: end - begin for name, begin, end in zip(names, self._at_ready, now, strict=True)}
 
-    def update_weights(self, folder: Path) -> None:
+    def update_weights(self, source: WeightsSource) -> None:
         """Puts other weights in the place of the model's, where no step is under way. Raises as execute.reload does;
         the old ones stay then."""
-        self.load_beside(folder)
+        self.load_beside(source)
         self.take_beside()
 
-    def load_beside(self, folder: Path) -> None:
+    def load_beside(self, source: WeightsSource) -> None:
         """Loads weights for `take_beside`. Raises as execute.reload does."""
         beside = self.beside
         assert beside is not None, "who opens a runner says how weights are loaded"
-        self._beside = self._executor.call(lambda: beside(folder))
+        self._beside = self._executor.call(lambda: beside(source))
 
     def take_beside(self) -> None:
         """Puts what was loaded in the model's place; it sleeps no more."""

@@ -22,6 +22,7 @@ from penstock.engine.control import PREFIX_CACHE, SLEEP, UPDATE, WAKE_UP, Contro
 from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.llm.inputs import AnyPrompt, as_list, ids_of
 from penstock.request import CompletionOutput, Delta, RequestOutput, SamplingParams
+from penstock.shared_weights import SharedWeights
 from penstock.vllm_arguments import engine_knobs
 
 if TYPE_CHECKING:
@@ -82,9 +83,16 @@ class AsyncLLM:
         if (stream := self._streams.get(request_id)) is not None:
             stream.cancel()
 
-    async def update_weights(self, model_path: str, *, weights_version: str | None = None, mode: Mode = "wait") -> None:
+    async def update_weights(
+        self,
+        model_path: str = "",
+        *,
+        shared: SharedWeights | None = None,
+        weights_version: str | None = None,
+        mode: Mode = "wait",
+    ) -> None:
         """Puts other weights in the model's place, as POST /update_weights does. Raises PenstockError."""
-        await self._control(Control(UPDATE, mode=mode, folder=model_path, version=weights_version))
+        await self._control(Control(UPDATE, mode, model_path, weights_version, shared))
 
     async def reset_prefix_cache(self) -> bool:
         """Has no prompt that comes find what was computed so far. Returns that it is so."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import EngineError, UsageError
+from penstock.shared_weights import SharedWeights
 
 if TYPE_CHECKING:
     from penstock.engine.engine import Engine
@@ -32,12 +33,22 @@ class BetweenCalls:
     def engine(self) -> Engine:
         raise NotImplementedError
 
-    def update_weights(self, model_path: str | Path, *, weights_version: str | None = None) -> None:
-        """Puts the weights of a folder in the place of the model's, made into the scheme that it has; nothing that was
-        computed with the old ones is found again. weights_version: what `self.weights_version` says from here on, None:
-        the folder's name. Raises CheckpointError for weights of another model, that are not whole, or no finite
-        numbers, and UsageError at work: the old ones stay then."""
-        self._between(lambda: self.engine.update_weights(Path(model_path), weights_version))
+    def update_weights(
+        self,
+        model_path: str | Path | None = None,
+        *,
+        shared: SharedWeights | None = None,
+        weights_version: str | None = None,
+    ) -> None:
+        """Puts the weights of a folder, or of another process (`weights.share`), in the place of the model's, made into
+        the scheme that it has; nothing that was computed with the old ones is found again. weights_version: what
+        `self.weights_version` says from here on, None: the folder's name. Raises CheckpointError for weights of another
+        model, that are not whole, or no finite numbers, and UsageError at work: the old ones stay then."""
+        if (model_path is None) == (shared is None):
+            raise UsageError("model_path and shared are two sources of weights: give one", param="model_path")
+        source = Path(model_path) if model_path is not None else shared
+        assert source is not None
+        self._between(lambda: self.engine.update_weights(source, weights_version))
 
     def reset_prefix_cache(self) -> bool:
         """Has no prompt that comes find what was computed so far. Returns that it is so, as vLLM's."""

@@ -104,9 +104,7 @@ class Decoder:
         return self.embedding, self.blocks, self.norm, self.head
 
     def take_parts_of(self, other: Decoder) -> None:
-        """Takes a prepared twin's parts over; what K and V are stored as stays."""
-        for block, own in zip(other.blocks, self.blocks, strict=True):
-            block.attention.kv_form = own.attention.kv_form
+        """Takes a prepared twin's parts over."""
         self.embedding, self.blocks, self.norm, self.head = other.embedding, other.blocks, other.norm, other.head
         self.kinds = other.kinds
 

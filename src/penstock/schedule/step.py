@@ -29,13 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.row_table import FIELDS
+from penstock.shared_weights import WeightsSource
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -216,7 +216,7 @@ class Runner(Protocol):
     def counts(self) -> dict[str, int]:
         """`jit_compiles`, `jit_loads`: kernels compiled, or loaded from a disk, since the runner was ready."""
 
-    def update_weights(self, folder: Path) -> None:
+    def update_weights(self, source: WeightsSource) -> None:
         """Puts other weights in the place of the model's, where no step is under way; they sleep no more. Raises
         PenstockError; the old ones stay then."""
 

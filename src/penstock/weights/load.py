@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -17,7 +18,9 @@ from penstock.models.read_config import read_model_config
 from penstock.models.text_part import TextOfWhole
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import choose_schemes
+from penstock.shared_weights import SharedWeights
 from penstock.weights.place import dummy_weights, find_weights, load_weights
+from penstock.weights.shared import OpenedWeights
 
 
 def load_model(
@@ -34,36 +37,38 @@ def load_model(
     room: int | None = None,
     quantization: Quantization = "auto",
     finite: bool = False,
+    shared: SharedWeights | None = None,
 ) -> Decoder:
     """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed` and reads none.
 
     positions: length of the rotary table, None: the config's context. room: bytes that the model may take on the
-    device, None: as many as it gets. finite: whether what is no finite number is refused. CheckpointError for a folder
-    that is not sound, CapacityError where the model doesn't fit the device: both before memory is taken, as far as that
-    can be told.
+    device, None: as many as it gets. finite: whether what is no finite number is refused. shared: another
+    process's weights, in place of the folder's. CheckpointError for what is not sound, CapacityError where the model
+    doesn't fit the device: both before memory is taken, as far as that can be told.
     """
     config = config or read_model_config(folder)
     schemes = choose_schemes(quantization, config.quantization)
     shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
-    entries = {} if load_format == "dummy" else find_weights(shape, folder)
-    if config.text_part is not None and layout.rank == 0:
-        print(f"penstock: {folder}: {left_out(config.text_part)}", file=sys.stderr, flush=True)
-    if room is not None:
-        check_room(shape, folder, device, room)
-    try:
-        model = build_model(config, dtype, device, positions, layout, schemes)
-        if load_format == "dummy":
-            dummy_weights(model, seed)
-        else:
-            load_weights(model, entries, finite=finite)
-        model.prepare(ops)
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-            raise CapacityError(
-                f"the weights of {folder} in {str(dtype).removeprefix('torch.')} don't fit the memory of {device}: "
-                "take a smaller model or dtype" + (", or --device cpu" if device.type == "cuda" else "")
-            ) from error
-        raise
+    with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:
+        entries = {} if load_format == "dummy" else find_weights(shape, folder, opened)
+        if config.text_part is not None and layout.rank == 0 and opened is None:
+            print(f"penstock: {folder}: {left_out(config.text_part)}", file=sys.stderr, flush=True)
+        if room is not None:
+            check_room(shape, folder, device, room)
+        try:
+            model = build_model(config, dtype, device, positions, layout, schemes)
+            if load_format == "dummy":
+                dummy_weights(model, seed)
+            else:
+                load_weights(model, entries, finite=finite, opened=opened)
+            model.prepare(ops)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+                raise CapacityError(
+                    f"the weights of {folder} in {str(dtype).removeprefix('torch.')} don't fit the memory of {device}: "
+                    "take a smaller model or dtype" + (", or --device cpu" if device.type == "cuda" else "")
+                ) from error
+            raise
     return model
 
 

@@ -7,6 +7,8 @@ little is in memory: on a CPU shards are mapped and each tensor is converted int
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,34 +18,42 @@ from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
 from penstock.quant.weight import FLOATS, Expected, Part, Weight
 from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, shown
+from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
 # Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
 # eight bits (kv_scales.py).
+Read = Callable[[list[Entry]], Iterator[tuple[Entry, Tensor]]]
 UNREAD = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
 
 
-def find_weights(model: Decoder, folder: Path) -> dict[str, Entry]:
-    """The tensors of `folder`'s safetensors, by their headers. CheckpointError where their names, shapes or dtypes
-    aren't those of `model`, which may be on torch's meta device: nothing is taken before all is known to fit."""
-    entries, _ = of_text(read_entries(folder), model.config.text_part)
+def find_weights(model: Decoder, folder: Path, opened: OpenedWeights | None = None) -> dict[str, Entry]:
+    """The tensors of `folder`'s safetensors, by their headers, or of another process. CheckpointError where their
+    names, shapes or dtypes aren't those of `model`, which may be on torch's meta device: nothing is taken before all is
+    known to fit."""
+    entries, _ = of_text(read_entries(folder) if opened is None else opened.entries, model.config.text_part)
     _check(entries, model, folder)
     return entries
 
 
 @torch.inference_mode()
-def load_weights(model: Decoder, entries: dict[str, Entry], *, finite: bool = False) -> None:
-    """Fills every weight of `model` from what `find_weights` gave. CheckpointError where a number doesn't fit the
-    dtype, or, where they are asked to be `finite`, isn't one."""
+def load_weights(
+    model: Decoder, entries: dict[str, Entry], *, finite: bool = False, opened: OpenedWeights | None = None
+) -> None:
+    """Fills every weight of `model` from what `find_weights` gave, of the same source. CheckpointError where a number
+    doesn't fit the dtype, or, where they are asked to be `finite`, isn't one."""
     places: dict[str, tuple[Weight, Part, Tensor]] = {}
     for weight in model.weights():
         for part, place in weight.places():
             places[part.name] = weight, part, place
     wanted = [entry for name, entry in entries.items() if name in places]
-    streams = model.device.type == "cuda"
-    if streams:  # of several ranks each reads its share; mapped files are read no further than they are used
+    read: Read = read_tensors if opened is None else opened.read
+    if (
+        opened is None and model.device.type == "cuda"
+    ):  # of several ranks each reads its share; mapped files are read no further than they are used
         wanted = [_share(entry, *places[entry.name][:2]) for entry in wanted]
-    for entry, tensor in stream_tensors(wanted, model.device) if streams else read_tensors(wanted):
+        read = partial(stream_tensors, device=model.device)
+    for entry, tensor in read(wanted):
         weight, part, place = places[entry.name]
         weight.fill(part, place, tensor)
         if finite and tensor.is_floating_point() and not tensor.float().isfinite().all():
@@ -53,7 +63,7 @@ def load_weights(model: Decoder, entries: dict[str, Entry], *, finite: bool = Fa
     for weight in model.weights():
         for name in weight.again:
             if name in entries:
-                _check_same(entries[name], weight)
+                _check_same(entries[name], weight, read_tensors if opened is None else opened.read)
 
 
 def _share(entry: Entry, weight: Weight, part: Part) -> Entry:
@@ -109,9 +119,9 @@ def _check_entry(entry: Entry, part: Part, weight: Weight) -> None:
         )
 
 
-def _check_same(entry: Entry, weight: Weight) -> None:
+def _check_same(entry: Entry, weight: Weight, read: Read) -> None:
     """A tied checkpoint may hold its head a second time, as long as it is the same."""
-    for _, head in read_tensors([entry]):
+    for _, head in read([entry]):
         own = weight.parts[0].local(head)
         if not torch.equal(own.to(weight.value.device, weight.dtype), weight.value):
             raise CheckpointError(

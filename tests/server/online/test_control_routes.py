@@ -33,8 +33,13 @@ def test_weights_and_caches(server: Running) -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ({}, "missing required field `model_path`"),
-        ({"model_path": 3}, "Expected `str`"),
+        ({}, "model_path and shared are two sources of weights: give one"),
+        ({"model_path": "/w", "shared": {"memories": [], "tensors": []}}, "give one"),
+        ({"shared": {"memories": []}}, "missing required field `tensors`"),
+        ({"shared": {"memories": [{"kind": "shm", "size": 4, "nam": "x"}], "tensors": []}}, "unknown field 'nam'"),
+        ({"shared": {"memories": [{"kind": "cuda", "size": 4, "handle": "%"}], "tensors": []}}, "Invalid base64"),
+        ({"shared": {"memories": [], "tensors": [], "more": 1}}, "unknown field 'more'"),
+        ({"model_path": 3}, "Expected `str | null`"),
         ({"model_path": "/w", "mode": "abort"}, "Invalid enum value 'abort'"),
         ({"model_path": "/w", "path": "/w"}, "unknown field `path`"),
         ({"model_path": "/no/folder"}, "/no/folder holds no config.json"),

@@ -5,7 +5,8 @@ Where there are keys, an admin's. It knows requests and the engine's client; no 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from dataclasses import fields
+from typing import Any, Literal, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -18,13 +19,16 @@ from penstock.server.online.auth import key_of
 from penstock.server.online.buffered import json_response
 from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import HttpError
+from penstock.shared_weights import SharedStretch, SharedTensor, SharedWeights
 
 
 class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """model_path: a folder that the engine can read.   weights_version: what answers are stamped with from here on,
+    """model_path: a folder that the engine can read; or shared: what another process of its machine says of its own.
+    weights_version: what answers are stamped with from here on,
     null: the folder's name.   mode: `wait` for what runs, or `keep` it going with the new weights."""
 
-    model_path: str
+    model_path: str | None = None
+    shared: SharedWeights | None = None
     weights_version: str | None = None
     mode: Literal["wait", "keep"] = "wait"
 
@@ -38,11 +42,25 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
         form = msgspec.convert(raw, UpdateWeightsForm)
     except msgspec.ValidationError as error:
         raise HttpError(f"the body of /update_weights is not as it must be: {error}") from error
+    if (form.model_path is None) == (form.shared is None):
+        raise HttpError("model_path and shared are two sources of weights: give one", param="model_path")
+    if form.shared is not None:
+        _check_known(raw["shared"])
     try:
-        await state.client.control(Control(UPDATE, form.mode, form.model_path, form.weights_version))
-    except CheckpointError as error:  # of the folder, not of this server
-        raise HttpError(str(error), param="model_path") from error
+        word = Control(UPDATE, form.mode, form.model_path or "", form.weights_version, form.shared)
+        await state.client.control(word)
+    except CheckpointError as error:  # of the weights, not of this server
+        raise HttpError(str(error), param="shared" if form.shared else "model_path") from error
     return json_response({"success": True, "weights_version": state.client.weights_version})
+
+
+def _check_known(shared: dict[str, Any]) -> None:
+    """Raises HttpError for a field that says nothing here: msgspec passes those of dataclasses over."""
+    for each, form in (("memories", SharedStretch), ("tensors", SharedTensor), (None, SharedWeights)):
+        known = {field.name for field in fields(form)}
+        for told in shared[each] if each else [shared]:
+            for name in sorted(told.keys() - known)[:1]:
+                raise HttpError(f"shared has an unknown field {name[:80]!r}: leave it out", param="shared")
 
 
 async def post_reset_prefix_cache(state: AppState, request: Request) -> Response:

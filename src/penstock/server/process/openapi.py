@@ -179,9 +179,9 @@ TOKENIZE: Json = {
 }  # fmt: skip
 UPDATE_WEIGHTS: Json = {
     "type": "object",
-    "required": ["model_path"],
     "properties": {
-        "model_path": _TEXT, "weights_version": {"anyOf": [_TEXT, _NULL]}, "mode": {"enum": ["wait", "keep"]},
+        "model_path": _or_null(_TEXT), "shared": _or_null({"type": "object", "required": ["memories", "tensors"]}),
+        "weights_version": {"anyOf": [_TEXT, _NULL]}, "mode": {"enum": ["wait", "keep"]},
     },
     "additionalProperties": False,
 }  # fmt: skip

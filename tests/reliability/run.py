@@ -31,6 +31,7 @@ from typing import Any, Protocol
 import batch_faults
 import batch_kills
 import build_kills
+import bulk_cuts
 import cut_streams
 import deaths
 import flood
@@ -177,6 +178,10 @@ PARTS = (
     Part(
         "faults survived", "cut streams", "2,000 requests cut at random states",
         part(lambda folder, size: cut_streams.run(folder, int(2_000 * size), seed=11)),
+    ),
+    Part(
+        "faults survived", "cut bulk", "400 bodies of up to 200 lines, most cut or read slowly, with broken lines",
+        part(lambda folder, size: bulk_cuts.run(folder, int(400 * size), seed=13)),
     ),
     Part("faults survived", "engine killed", "kill -9 of the engine under load", dies(20, "engine")),
     Part("faults survived", "server killed", "kill -9 of the server", dies(20, "server")),

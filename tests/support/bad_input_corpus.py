@@ -392,6 +392,59 @@ def _scoring() -> list[Case]:
     return [*(case(400, param, fields) for param, fields in SCORING), case(404, "model", {"model": CANARY})]
 
 
+# What /inference/v1/generate refuses, and the field that the error must name.
+GENERATE: list[tuple[Any, dict[str, Any]]] = [
+    ("token_ids", {"token_ids": []}), ("token_ids", {"token_ids": None}), ("token_ids", {"token_ids": CANARY}),
+    ("token_ids", {"token_ids": [1] * CONTEXT}), ("token_ids", {"token_ids": [NUMBER]}),
+    ("token_ids", {"token_ids": [-1]}), ("token_ids[0]", {"token_ids": [CANARY]}),
+    ("token_ids", {"prompt": CANARY}), ("sampling_params", {"sampling_params": [CANARY]}),
+    ("sampling_params.stream", {"sampling_params": {"stream": True}}),
+    (f"sampling_params.{CANARY}", {"sampling_params": {CANARY: 1}}),
+    ("sampling_params.output_kind", {"sampling_params": {"output_kind": 0}}),
+    ("max_tokens", {"sampling_params": {"max_tokens": 0}}), ("n", {"sampling_params": {"n": HUGE}}),
+    ("temperature", {"sampling_params": {"temperature": CANARY}}), ("request_id", {"request_id": "\r\nx: y"}),
+    ("request_id", {"request_id": LONG}), ("logprobs_format", {"logprobs_format": CANARY}),
+    ("features", {"features": {"mm_hashes": {}}}), ("priority", {"priority": NUMBER}), (CANARY, {CANARY: 1}),
+]  # fmt: skip
+SHARED = {"memories": [], "tensors": []}
+# What /update_weights refuses before an engine hears of it.
+WEIGHTS: list[dict[str, Any]] = [
+    {}, {"model_path": None}, {"model_path": "x", "shared": SHARED}, {"shared": CANARY}, {"shared": {}},
+    {"shared": SHARED | {"colour": 1}}, {"shared": SHARED | {"memories": [CANARY]}},
+    {"model_path": "x", "mode": "abort"},
+    {"shared": SHARED | {"memories": [{"kind": "pickle", "size": 1}]}}, {"model_path": ["x"]},
+    {"shared": SHARED | {"memories": [{"kind": "cuda", "size": 1, "handle": "%%"}]}},
+    {"shared": SHARED | {"tensors": [{"name": "a", "dtype": "F32", "shape": ["1"]}]}}, {"shared": SHARED, "colour": 1},
+]  # fmt: skip
+
+
+def _of_loops() -> list[Case]:
+    """Routes of training loops, and of bulk as a whole."""
+    tokens = {"token_ids": [97, 98], "sampling_params": {"max_tokens": 2}}
+
+    def generate(status: int, param: Any, fields: dict[str, Any], code: Any = ...) -> Case:
+        data = request(tokens | fields, CLOSE, path="/inference/v1/generate")
+        return Case(f"generate {str(fields)[:70]}", data, status, param, code)
+
+    def bulk(name: str, body: bytes, status: int) -> Case:
+        return Case(f"bulk: {name}", request(body, CLOSE, path="/v1/bulk"), status)
+
+    return [
+        *(generate(400, param, fields) for param, fields in GENERATE),
+        generate(404, "model", {"model": CANARY}, "model_not_found"),
+        generate(200, ..., {"priority": 0, "kv_transfer_params": None, "features": None}),
+        *(Case(f"weights {f}", request(f, CLOSE, path="/update_weights"), 400) for f in WEIGHTS),
+        Case("weights: no JSON", request(b"{", CLOSE, path="/update_weights"), 400, None, "invalid_json"),
+        *(_get(f"/sleep?{query}", 400, method="POST") for query in ("level=0", "level=", "mode=abort", "colour=1")),
+        _get("/wake_up?level=1", 400, method="POST"),
+        *(_get(path, 405, method="GET") for path in ("/sleep", "/wake_up", "/v1/bulk", "/inference/v1/generate")),
+        bulk("nothing", b"", 400),
+        bulk("blanks", b" \n\n\t\n", 400),
+        bulk("too large", b"{}" + b" " * MAX_BODY, 413),
+        *(bulk(f"a broken line, {line[:20]!r}", line, 200) for line in (b"{", b"\xff", b"\x1f\x8b\x08", b"[" * 9000)),
+    ]
+
+
 def _routes() -> list[Case]:
     ids = ("..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "file-%00", "file-" + "a" * 5000, "%ff%fe", "file-zz", "-",
            "%0d%0aset-cookie:x")  # fmt: skip
@@ -541,6 +594,7 @@ CORPUS: list[Case] = [
     *_chats(),
     *_responses(),
     *_scoring(),
+    *_of_loops(),
     *_routes(),
     *_uploads(),
     *_http(),

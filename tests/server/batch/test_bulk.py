@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from server_fake import Running, running_server
 
 from penstock.server.batch import bulk
@@ -103,6 +105,33 @@ def test_a_broken_line_is_told_and_the_others_go_on(server: Running) -> None:
         assert says in found[2 * at + 1]["error"]["message"], found[2 * at + 1]
         assert found[2 * at + 2]["choices"][0]["text"] == "a"
     assert found[9]["custom_id"] == "a" and idle(server)
+
+
+PIECES = [
+    b'{"prompt": [97], "max_tokens": 1}',
+    b'{"prompt":',
+    b"[1]",
+    b"null",
+    b'"',
+    b"\\u0000",
+    b"\r",
+    b"\x00",
+    b"\xff",
+    b"{}",
+]
+
+
+@given(st.lists(st.one_of(st.binary(max_size=30), st.sampled_from(PIECES)), max_size=12))
+def test_any_bytes_are_answered_line_by_line(server: Running, pieces: list[bytes]) -> None:
+    body = b"\n".join(pieces)
+    answer = httpx.post(f"{server.url}/v1/bulk", content=body)
+    lines = [at for at, line in enumerate(body.split(b"\n"), start=1) if line.strip()]
+    assert answer.status_code == (200 if lines else 400)
+    if lines:
+        told = [json.loads(line) for line in answer.text.splitlines()]
+        assert sorted(line["line"] for line in told) == lines
+        assert all(("error" in line) != ("choices" in line) for line in told)
+    assert idle(server)
 
 
 def test_bodies_that_are_no_lines(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

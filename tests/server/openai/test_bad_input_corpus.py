@@ -52,6 +52,29 @@ def test_case(server: Batching, case: Case) -> None:
         assert error["code"] == case.code, error
 
 
+def test_as_lines_of_bulk_they_are_told_as_by_themselves(server: Batching) -> None:
+    cases = [case for case in CORPUS if case.status in (400, 404) and (line := _line_of(case)) and b"prompt" in line]
+    body = b"".join(_line_of(case) + b"\n" for case in cases)
+    before = len(server.engine.submitted)
+    answer = server.http.post("/v1/bulk", content=body)
+    told = {line["line"]: line for line in map(json.loads, answer.text.splitlines())}
+    assert answer.status_code == 200 and len(cases) > 150 and told.keys() == set(range(1, len(cases) + 1))
+    assert len(server.engine.submitted) == before, "it reaches nobody"
+    for number, case in enumerate(cases, start=1):
+        error = told[number]["error"]
+        assert CANARY not in error["message"] or CANARY in str(case.param)
+        if case.param is not ... and "prompt" not in str(case.param):
+            assert error["param"] in (case.param, "prompt"), (case.name, error)  # a line takes one prompt
+
+
+def _line_of(case: Case) -> bytes:
+    """A completion's body, where it is one line that is read to its end."""
+    head, _, body = case.data.partition(b"\r\n\r\n")
+    plain = head.startswith(b"POST /v1/completions ") and b"encoding" not in head.lower()
+    plain = plain and case.code != "invalid_http"
+    return body if plain and b"\n" not in body and len(body) < 100_000 and b'"stream"' not in body else b""
+
+
 def test_afterwards_nothing_is_left_and_it_serves(server: Batching) -> None:
     queue = server.running.service.request_limits
     server.running.wait_for(lambda: not server.engine.open)

@@ -46,6 +46,9 @@ class ModelOptions:
         "auto",
         "Numbers of keys and values. `auto`: the model's; `fp8`: eight bits, keys wide where that would move answers.",
     )
+    lora: str | None = _knob(
+        None, "A LoRA adapter (a folder or hub id, as peft saves it) that is merged into the weights as they load."
+    )
     device: Device = _knob("auto", "Where it runs. `auto`: a CUDA GPU if there is one, else the CPU.")
     sealed: bool = _knob(
         False, "With an artifact: refuse what would have to compile a kernel, at the start and at work."

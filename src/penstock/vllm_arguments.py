@@ -85,7 +85,7 @@ SHORT = {  # vLLM's short options
 _CONTEXT = "a context is not cut over GPUs: tensor_parallel_size gives it the memory of several"
 _ONE_HOST = "replicas run on one machine: start a server on each, and share requests out in front of them"
 _PIPELINE = "a model is not cut by layers: data_parallel_size runs whole ones, and quantization='fp8' halves it"
-_ADAPTERS = "merge an adapter into its model (peft's merge_and_unload, save_pretrained), and give that folder"
+_ADAPTERS = "one adapter is merged into the weights, by lora=DIR (--lora DIR); several at once are not served"
 _NOTHING = "belongs to what is not served, or to how vLLM does it; here it changes nothing"
 _CODE = "code from outside is not run in the engine"
 _GUIDED = "llguidance makes all masks; a request says the rest in structured_outputs"

@@ -268,7 +268,7 @@ def test_vllms_arguments_are_read_beside_ours(
     ("words", "says"),
     [
         ("-pp 2", "--pipeline-parallel-size 2 is not served (only 1): a model is not cut by layers"),
-        ("--enable-lora", "--enable-lora is not served: merge an adapter into its model"),
+        ("--enable-lora", "--enable-lora is not served: one adapter is merged into the weights"),
         ("--lora-modules a=b c=d", "no such option: --lora-modules"),  # a server's
         ("--task", "option --task requires an argument"),
         ("--max-num-seq 3", "no such option: --max-num-seq (Possible options: --max-num-seqs): see"),

@@ -118,7 +118,7 @@ def test_sampling_params_take_vllms_where_they_ask_for_nothing() -> None:
 
 def test_arguments_of_calls() -> None:
     check_call("generate", {"lora_request": None, "priority": 0, "tools": []})
-    with pytest.raises(UsageError, match="lora_request=5 is not served: merge an adapter"):
+    with pytest.raises(UsageError, match="lora_request=5 is not served: one adapter is merged"):
         check_call("generate", {"lora_request": 5})
     with pytest.raises(UsageError, match="chat takes no argument 'message'"):
         check_call("chat", {"message": []})

@@ -81,8 +81,11 @@ def test_what_is_neither(offline: Path, model: str, said: str) -> None:
         ([], None),
         (["config.json", "model-q4.gguf"], None),  # its weights are told by who reads them
         (["adapter_config.json", "config.json", "model-00001-of-00002.safetensors"], None),
-        (["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"], "is an adapter .*: merge it into"),
-        (["adapter_config.json", "adapter_model.bin", "config.json"], "is an adapter .*: merge it into"),
+        (
+            ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"],
+            "is an adapter .*: give its base model",
+        ),
+        (["adapter_config.json", "adapter_model.bin", "config.json"], "is an adapter .*: give its base model"),
         (["README.md", "model-q4.gguf", "model-q8.gguf"], "holds GGUF files, and GGUF is not read: give the folder"),
     ],
 )

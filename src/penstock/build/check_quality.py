@@ -49,8 +49,8 @@ LOOKED_AT, COSTLY = 1024, 8  # positions that each matrix is looked at by; matri
 def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
     """Draws the sample's answers and writes what the unbuilt model makes of each position: a stage's call."""
     asked = msgspec.convert(options, BuildOptions)
-    config = asked.config(folder, **UNBUILT)
-    few = asked.config(folder, **UNBUILT, max_num_seqs=TEXTS)  # fewer graphs, a shorter start
+    config = asked.source_config(folder, **UNBUILT)
+    few = asked.source_config(folder, **UNBUILT, max_num_seqs=TEXTS)  # fewer graphs, a shorter start
     texts = _texts(few, Path(folder), msgspec.convert(works, list[WorkSample]))
     with torch.inference_mode():
         model, ops = _open(config, Path(folder), max(map(len, texts)))
@@ -97,7 +97,7 @@ def find_costly(options: dict[str, Any], folder: str) -> Result:
     some = texts[: 1 + int(np.searchsorted(np.cumsum([len(text) for text in texts]), LOOKED_AT))]
     longest = max(map(len, some))
     with torch.inference_mode():
-        wide, ops = _open(asked.config(folder, **UNBUILT), Path(folder), longest)
+        wide, ops = _open(asked.source_config(folder, **UNBUILT), Path(folder), longest)
         built, _ = _open(asked.config(str(out)), out, longest)
         costs: dict[str, float] = {}
         for ours, theirs in zip(linears(wide), linears(built), strict=True):

@@ -82,7 +82,7 @@ def try_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]
         models = {}
         try:
             for kind in candidates:
-                config = asked.config(folder, quantization="auto" if kind == "none" else kind)
+                config = asked.source_config(folder, quantization="auto" if kind == "none" else kind)
                 config.memory.kv_cache_tokens = kv_tokens_of(some, config)
                 config.memory.max_model_len = longest_of(some)
                 models[kind] = opened.enter_context(OpenModel(config, Path(folder)))

@@ -12,11 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from penstock.build.options import BuildOptions
 from penstock.build.source import SourceModel
 from penstock.disk import sync_folder, why_not_written
+from penstock.models.build_model import build_model
+from penstock.models.read_config import read_model_config
 from penstock.quant.write_compressed import MadeKind
-from penstock.weights.write_quantized import write_quantized
+from penstock.weights.adapter import Adapter
+from penstock.weights.checkpoint import read_entries
+from penstock.weights.load import find_adapter
+from penstock.weights.write_quantized import write_merged, write_quantized
 
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)  # another disk, or one without links
 
@@ -24,9 +31,12 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)  # another
 def make_weights(options: BuildOptions, source: SourceModel, kind: str, tell: Callable[[str], None]) -> None:
     """Writes the model folder. What is there whole is kept, so a killed build goes on at its shard."""
     folder, out = Path(source.folder), Path(options.out)
+    adapter = None if options.lora is None else _adapter(options.lora, folder)
     if kind != "none":
-        write_quantized(folder, out, cast(MadeKind, kind), tell, options.keep_wide)
+        write_quantized(folder, out, cast(MadeKind, kind), tell, options.keep_wide, adapter)
         return
+    if adapter is not None:
+        write_merged(folder, out, adapter, tell)
     try:
         for name in source.files:
             if not (out / name).exists():
@@ -37,6 +47,12 @@ def make_weights(options: BuildOptions, source: SourceModel, kind: str, tell: Ca
     linked = sum((out / name).samefile(folder / name) for name in source.files)
     shared = f", {linked} of them hard links: never write over {folder} in place, replace its files" if linked else ""
     tell(f"{len(source.files)} files as they are{shared}")
+
+
+def _adapter(lora: str, folder: Path) -> Adapter:
+    """Raises CheckpointError, UsageError where it doesn't fit the model."""
+    shape = build_model(read_model_config(folder), torch.bfloat16, torch.device("meta"))
+    return find_adapter(lora, shape, read_entries(folder), "auto", told=True)
 
 
 def _bring(file: Path, to: Path) -> None:

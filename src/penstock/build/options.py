@@ -16,7 +16,14 @@ KvKind = Literal["auto", "bfloat16", "fp8"]
 Objective = Literal["throughput", "latency"]
 
 USUAL_SHAPE = "256x256:128"
-OF_NUMBERS = ("quantization", "kv_cache_dtype", "keep_wide", "max_kl", "revision")  # what --retune leaves as it is
+OF_NUMBERS = (
+    "quantization",
+    "kv_cache_dtype",
+    "keep_wide",
+    "max_kl",
+    "revision",
+    "lora",
+)  # what --retune leaves as it is
 
 
 class WorkShape(msgspec.Struct, frozen=True):
@@ -49,7 +56,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     objective: None is throughput, or what the artifact was built for. price: dollars an hour of this machine.
 
     max_kl: the bound of the check, None: the usual one of the numbers that are written. keep_wide: patterns of names
-    of matrices that are not quantized. retune: `model` is an artifact, whose choices are timed again.
+    of matrices that are not quantized. lora: an adapter to be merged in. retune: `model` is an artifact,
+    whose choices are timed again.
     """
 
     model: str
@@ -62,6 +70,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     tune_minutes: float = 5.0
     price: float | None = None
     revision: str | None = None
+    lora: str | None = None
     max_kl: float | None = None
     keep_wide: list[str] = []
     knobs: dict[str, Any] = {}
@@ -104,6 +113,10 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     def config(self, model: str | None = None, **more: Value) -> Config:
         """Returns a Config of the user's knobs with these on top; `model`: a folder. UsageError for a bad one."""
         return Config.of(**{"model": model or self.model, **self.named, **more})
+
+    def source_config(self, folder: str, **more: Value) -> Config:
+        """Returns a Config that opens the unbuilt model, with its adapter."""
+        return self.config(folder, **({} if self.lora is None else {"lora": self.lora}), **more)
 
     def asked(self) -> dict[str, Any]:
         """Returns what must be the same for a build to go on where it was. max_kl and price may differ: they decide

@@ -106,7 +106,7 @@ class _Build:
                 penstock=__version__,
                 model=self._options.model,
                 revision=source.revision,
-                source={name: file.sha256 for name, file in source.files.items()},
+                source=source.sums,
                 built_on=machine,
                 decisions=[weights, *tuned.decisions],
                 quality=quality,

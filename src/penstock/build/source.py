@@ -25,8 +25,9 @@ from penstock.execute.open_runner import find_device
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes
+from penstock.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, Adapter
 from penstock.weights.checkpoint import read_entries
-from penstock.weights.find import HUB_FILES
+from penstock.weights.find import HUB_FILES, adapter_folder
 
 SPARE = 2 << 30  # bytes of host memory beside shards: torch, and a matrix that is quantized
 
@@ -47,6 +48,13 @@ class SourceModel(msgspec.Struct):
     files: dict[str, SourceFile]
     largest_shard: int  # bytes
     quantized: str | None  # by which method
+    adapter: dict[str, SourceFile] = {}  # by their paths
+
+    @property
+    def sums(self) -> dict[str, str]:
+        """SHA-256 of all files; an adapter's stand under `lora/`."""
+        adapter = {f"lora/{Path(path).name}": file.sha256 for path, file in self.adapter.items()}
+        return {name: file.sha256 for name, file in self.files.items()} | adapter
 
 
 def fetch(options: BuildOptions) -> SourceModel:
@@ -68,13 +76,22 @@ def fetch(options: BuildOptions) -> SourceModel:
         files=sums,
         largest_shard=max(shard.stat().st_size for shard in shards),
         quantized=None if quantized is None else quantized.method,
+        adapter={} if options.lora is None else _adapter_files(options.lora),
     )
+
+
+def _adapter_files(lora: str) -> dict[str, SourceFile]:
+    """Raises CheckpointError for what is no adapter."""
+    folder = adapter_folder(lora)
+    Adapter.read(folder)
+    return {str(path): _sum(path) for path in (folder / ADAPTER_CONFIG, folder / ADAPTER_FILE)}
 
 
 def check_unchanged(source: SourceModel) -> None:
     """Raises CheckpointError where a file is no longer what it was when the build began."""
     folder = Path(source.folder)
     changed = [name for name in {*_names(folder), *source.files} if not _is_as(folder / name, source.files.get(name))]
+    changed += [path for path, told in source.adapter.items() if not _is_as(Path(path), told)]
     if changed:
         raise CheckpointError(
             f"{folder / min(changed)} was changed since this build began: put it back, or begin anew in another --out"

@@ -24,7 +24,16 @@ def add_build(app: typer.Typer) -> None:
     app.command(cls=EngineCommand)(build)
 
 
-_LEFT_OUT = ("model", "revision", "quantization", "kv_cache_dtype", "load_format", "skip_tokenizer_init", "seed")
+_LEFT_OUT = (
+    "model",
+    "revision",
+    "lora",
+    "quantization",
+    "kv_cache_dtype",
+    "load_format",
+    "skip_tokenizer_init",
+    "seed",
+)
 
 
 @engine_options(*_LEFT_OUT, "preempt_every", "sealed", "data_parallel_size")
@@ -63,6 +72,12 @@ def build(
     revision: Annotated[
         str | None, typer.Option(help="The hub's branch, tag or commit; what it is then is kept.")
     ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            help="A LoRA adapter, as peft saves it, that is merged into the weights before they are quantized."
+        ),
+    ] = None,
     max_kl: Annotated[
         float | None,
         typer.Option(help="Bound of the check, nats a token. Left out: 0.02, with int4 0.15."),
@@ -95,7 +110,7 @@ def build(
     options = BuildOptions(
         model=model, out=str(out or model), shapes=shape or [], workload=None if workload is None else str(workload),
         quantization=quantization, kv_cache_dtype=kv_cache_dtype, objective=objective,  # type: ignore[arg-type]
-        tune_minutes=tune_minutes, revision=revision, max_kl=max_kl, keep_wide=keep_wide or [],
+        tune_minutes=tune_minutes, revision=revision, lora=lora, max_kl=max_kl, keep_wide=keep_wide or [],
         price=price, knobs=knobs, retune=retune,
     )  # fmt: skip
     stopped_by_sigterm(lambda: run_build(options, _read_rows))

@@ -53,6 +53,9 @@ def fit(config: Config, folder: Path) -> Fitted | None:
                 param="sealed",
             )
         return None
+    if config.model.lora is not None:
+        rule = f"{folder} is an artifact, whose weights are settled: build it with --lora, or leave lora out"
+        raise UsageError(rule, param="lora")
     from penstock.execute.built_on import built_on
     from penstock.execute.open_runner import find_device
 

@@ -107,6 +107,7 @@ def load_for(
         config=model_config,
         layout=layout,
         quantization=config.model.quantization,
+        lora=config.model.lora,
         room=free_memory(device) // layout.size if device.type == "cpu" else None,  # CUDA refuses by itself
     )
     return model, ops

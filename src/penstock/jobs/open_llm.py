@@ -66,7 +66,13 @@ def identity(config: Config) -> dict[str, Any]:
         "dtype": model.dtype,
         "load_format": model.load_format,
         "max_model_len": config.memory.max_model_len,
+        **({} if model.lora is None else _identity_of_lora(model.lora)),
     }
+
+
+def _identity_of_lora(lora: str) -> dict[str, Any]:
+    folder = Path(lora).expanduser()
+    return {"lora": lora, "lora_files": _digest(folder) if folder.is_dir() else None}
 
 
 def _digest(folder: Path) -> str:

@@ -23,14 +23,14 @@ MadeKind = Literal["fp8", "int8", "int4"]
 _BITS: dict[MadeKind, int] = {"fp8": 8, "int8": 8, "int4": 4}
 
 
-def store(matrix: Tensor, kind: MadeKind, group: int) -> dict[str, Tensor]:
+def store(matrix: Tensor, kind: MadeKind, group: int, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """matrix [out, in] in a float dtype -> the tensors that a checkpoint holds of it, by what follows its name.
-    group: inputs that share a scale, of int4."""
+    group: inputs that share a scale, of int4. dtype: of scales of whole numbers, None: the matrix's."""
     if kind == "fp8":
         numbers, scale = to_fp8(matrix)
         return {"weight": numbers, "weight_scale": scale}
     bits = _BITS[kind]
-    numbers, scale = to_int(matrix, bits, group if kind == "int4" else matrix.shape[1], matrix.dtype)
+    numbers, scale = to_int(matrix, bits, group if kind == "int4" else matrix.shape[1], dtype or matrix.dtype)
     shape = torch.tensor(matrix.shape, dtype=torch.int64)
     return {"weight_packed": pack_int32(numbers, bits), "weight_scale": scale, "weight_shape": shape}
 

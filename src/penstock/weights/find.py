@@ -36,12 +36,22 @@ def find_model(model: str, revision: str | None = None) -> Path:
     return _model_in(_download(model, revision), model)
 
 
+def adapter_folder(lora: str) -> Path:
+    """The folder of an adapter: itself where it is one, else a snapshot of that hub id. Raises CheckpointError."""
+    path = os.path.expanduser(lora)
+    if os.path.isdir(path):
+        return Path(path)
+    if lora.count("/") != 1 or lora.startswith(("/", ".", "~")):
+        raise CheckpointError(f"there is no folder {lora!r}: give an adapter's folder, or a hub id such as owner/name")
+    return _download(lora, None)
+
+
 def _model_in(folder: Path, model: str) -> Path:
     """The folder, unless it holds what people take for a model and is none."""
     if (folder / "adapter_config.json").exists() and not any(folder.glob("model*.safetensors")):
         raise CheckpointError(
-            f"{model} is an adapter (it holds adapter_config.json), LoRA's or another, and adapters are not served: "
-            "merge it into its base model (peft's merge_and_unload, then save_pretrained) and give that folder"
+            f"{model} is an adapter (it holds adapter_config.json), LoRA's or another, and no model by itself: "
+            "give its base model, and this as lora (--lora), which merges it into the weights"
         )
     if any(folder.glob("*.gguf")) and not (folder / "config.json").exists():
         raise CheckpointError(f"{model} holds GGUF files, {_NO_GGUF}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from penstock.config import LoadFormat, Quantization
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, CheckpointError, UsageError
 from penstock.kernels.ops import Ops
 from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
@@ -19,6 +19,9 @@ from penstock.models.text_part import TextOfWhole
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import choose_schemes
 from penstock.shared_weights import SharedWeights
+from penstock.weights.adapter import Adapter
+from penstock.weights.checkpoint import Entry
+from penstock.weights.find import adapter_folder
 from penstock.weights.place import dummy_weights, find_weights, load_weights
 from penstock.weights.shared import OpenedWeights
 
@@ -38,19 +41,22 @@ def load_model(
     quantization: Quantization = "auto",
     finite: bool = False,
     shared: SharedWeights | None = None,
+    lora: str | None = None,
 ) -> Decoder:
     """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed` and reads none.
 
     positions: length of the rotary table, None: the config's context. room: bytes that the model may take on the
     device, None: as many as it gets. finite: whether what is no finite number is refused. shared: another
-    process's weights, in place of the folder's. CheckpointError for what is not sound, CapacityError where the model
-    doesn't fit the device: both before memory is taken, as far as that can be told.
+    process's weights, in place of the folder's. lora: an adapter that is merged into the folder's. CheckpointError for
+    what is not sound, CapacityError where the model doesn't fit the device: both before memory is taken, as far as that
+    can be told.
     """
     config = config or read_model_config(folder)
     schemes = choose_schemes(quantization, config.quantization)
     shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
     with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:
         entries = {} if load_format == "dummy" else find_weights(shape, folder, opened)
+        adapter = None if lora is None else find_adapter(lora, shape, entries, load_format, told=layout.rank == 0)
         if config.text_part is not None and layout.rank == 0 and opened is None:
             print(f"penstock: {folder}: {left_out(config.text_part)}", file=sys.stderr, flush=True)
         if room is not None:
@@ -60,7 +66,7 @@ def load_model(
             if load_format == "dummy":
                 dummy_weights(model, seed)
             else:
-                load_weights(model, entries, finite=finite, opened=opened)
+                load_weights(model, entries, finite=finite, opened=opened, adapter=adapter)
             model.prepare(ops)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
@@ -70,6 +76,24 @@ def load_model(
                 ) from error
             raise
     return model
+
+
+def find_adapter(
+    lora: str, shape: Decoder, entries: dict[str, Entry], load_format: LoadFormat, *, told: bool
+) -> Adapter:
+    """Reads an adapter that fits a model, which may be on torch's meta device, and its checkpoint. Raises
+    CheckpointError, UsageError."""
+    if load_format == "dummy":
+        raise UsageError("an adapter is merged into a checkpoint's weights, not into dummy ones", param="lora")
+    if shape.config.text_part is not None:
+        raise CheckpointError(f"an adapter is not merged into a {shape.config.text_part.architecture}: by peft it is")
+    adapter, stored = Adapter.read(adapter_folder(lora)), shape.config.quantization
+    matrices = {part.name for weight in shape.weights() for part in weight.parts}
+    adapter.check(entries, matrices, None if stored is None else stored.method)
+    if told:
+        line = f"the adapter {lora} is merged into {len(adapter.pairs)} matrices of the model"
+        print(f"penstock: {line}", file=sys.stderr, flush=True)
+    return adapter
 
 
 def left_out(part: TextOfWhole) -> str:

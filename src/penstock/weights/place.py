@@ -17,6 +17,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
 from penstock.quant.weight import FLOATS, Expected, Part, Weight
+from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, shown
 from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
@@ -38,27 +39,34 @@ def find_weights(model: Decoder, folder: Path, opened: OpenedWeights | None = No
 
 @torch.inference_mode()
 def load_weights(
-    model: Decoder, entries: dict[str, Entry], *, finite: bool = False, opened: OpenedWeights | None = None
+    model: Decoder,
+    entries: dict[str, Entry],
+    *,
+    finite: bool = False,
+    opened: OpenedWeights | None = None,
+    adapter: Adapter | None = None,
 ) -> None:
-    """Fills every weight of `model` from what `find_weights` gave, of the same source. CheckpointError where a number
-    doesn't fit the dtype, or, where they are asked to be `finite`, isn't one."""
+    """Fills every weight of `model` from what `find_weights` gave, of the same source, and an adapter that fits it.
+    CheckpointError where a number doesn't fit the dtype, or, where they are asked to be `finite`, isn't one."""
     places: dict[str, tuple[Weight, Part, Tensor]] = {}
     for weight in model.weights():
         for part, place in weight.places():
             places[part.name] = weight, part, place
     wanted = [entry for name, entry in entries.items() if name in places]
+    adapted = {} if adapter is None else adapter.pairs
     read: Read = read_tensors if opened is None else opened.read
-    if (
-        opened is None and model.device.type == "cuda"
-    ):  # of several ranks each reads its share; mapped files are read no further than they are used
-        wanted = [_share(entry, *places[entry.name][:2]) for entry in wanted]
+    if opened is None and model.device.type == "cuda":
+        # Of several ranks each reads its share; mapped files are read no further than they are used.
+        wanted = [e if e.name in adapted else _share(e, *places[e.name][:2]) for e in wanted]
         read = partial(stream_tensors, device=model.device)
     for entry, tensor in read(wanted):
         weight, part, place = places[entry.name]
+        tensor = tensor if adapter is None else adapter.merged(entry.name, tensor)
         weight.fill(part, place, tensor)
         if finite and tensor.is_floating_point() and not tensor.float().isfinite().all():
             raise CheckpointError(f"{entry.shard}: tensor {entry.name!r} holds what is no finite number")
-        if weight.dtype == torch.float16 and entry.dtype != "F16" and not place.isfinite().all():
+        narrowed = entry.dtype != "F16" or entry.name in adapted
+        if weight.dtype == torch.float16 and narrowed and not place.isfinite().all():
             raise CheckpointError(f"{entry.shard}: tensor {entry.name!r} doesn't fit float16: use bfloat16 or float32")
     for weight in model.weights():
         for name in weight.again:

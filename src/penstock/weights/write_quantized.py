@@ -26,6 +26,7 @@ from penstock.quant.choose import choose_schemes, made_kind
 from penstock.quant.integers import made_group
 from penstock.quant.weight import MadeWeight, Part
 from penstock.quant.write_compressed import MadeKind, store, told_in_config
+from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import INDEX, Entry, read_entries, read_header, read_tensors
 from penstock.weights.find import HUB_FILES
 
@@ -38,11 +39,12 @@ def write_quantized(
     kind: MadeKind,
     tell: Callable[[str], None] = lambda line: None,
     keep_wide: Sequence[str] = (),
+    adapter: Adapter | None = None,
 ) -> None:
     """Writes `out`, a whole model folder. Shards that are there already are kept: they must be of this folder and kind.
 
     tell: hears a line for each shard. keep_wide: patterns (`*.down_proj`) of names of matrices that stay as they are;
-    those that are multiplied together (q, k and v; gate and up) stay so together.
+    those that are multiplied together (q, k and v; gate and up) stay so together. adapter: merged in before.
 
     Raises CheckpointError for weights that are quantized already or not sound, UsageError for shapes that the kind
     doesn't fit and a pattern that fits nothing, CapacityError where the disk is full.
@@ -65,7 +67,7 @@ def write_quantized(
     out.mkdir(parents=True, exist_ok=True)
     for number, (shard, entries) in enumerate(shards.items(), 1):
         if not (out / shard.name).exists():
-            stored = dict(_stored(entries, kinds, group))
+            stored = dict(_stored(entries, kinds, group, adapter))
             _save(stored, out / shard.name)
         tell(f"shard {number} of {len(shards)}: {shard.name}")
     wide = [e.name for entries in shards.values() for e in entries if len(e.shape) == 2]
@@ -103,14 +105,31 @@ def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
         )
 
 
-def _stored(entries: list[Entry], kinds: dict[str, MadeKind], group: int) -> Iterator[tuple[str, Tensor]]:
+def write_merged(folder: Path, out: Path, adapter: Adapter, tell: Callable[[str], None]) -> None:
+    """Writes those shards to `out` that an adapter changes, in the dtypes that they have. One that is there is kept."""
+    shards: dict[Path, list[Entry]] = {}
+    for entry in read_entries(folder).values():
+        shards.setdefault(entry.shard, []).append(entry)
+    changed = [shard for shard, entries in shards.items() if any(each.name in adapter.pairs for each in entries)]
+    out.mkdir(parents=True, exist_ok=True)
+    for number, shard in enumerate(changed, 1):
+        if not (out / shard.name).exists():
+            _save(dict(_stored(shards[shard], {}, 0, adapter)), out / shard.name)
+        tell(f"shard {number} of {len(changed)} that the adapter changes: {shard.name}")
+
+
+def _stored(
+    entries: list[Entry], kinds: dict[str, MadeKind], group: int, adapter: Adapter | None
+) -> Iterator[tuple[str, Tensor]]:
     """What the new shard holds of an old one's tensors."""
     for entry, tensor in read_tensors(entries):
         name = entry.name.removesuffix(".weight")
+        merged = tensor if adapter is None else adapter.merged(entry.name, tensor)
         if name in kinds:
-            yield from ((f"{name}.{suffix}", new) for suffix, new in store(tensor, kinds[name], group).items())
+            stored = store(merged, kinds[name], group, tensor.dtype)
+            yield from ((f"{name}.{suffix}", new) for suffix, new in stored.items())
         else:
-            yield entry.name, tensor.clone()
+            yield entry.name, merged.to(tensor.dtype, copy=True)
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

@@ -23,7 +23,7 @@ INSTEAD = {
     "/v1/assistants": "this server keeps no assistants: take /v1/chat/completions, and keep the talk on your side",
     "/v1/threads": "this server keeps no threads: take /v1/chat/completions, and keep the talk on your side",
     "/v1/messages": "Anthropic's messages are not served: take /v1/chat/completions",
-    "/v1/load_lora_adapter": "adapters are not loaded while serving: merge one into the weights, and serve that folder",
+    "/v1/load_lora_adapter": "adapters are not loaded while serving: start it with --lora, which merges one",
     "/custom/synchronous-batch-completions": "Tokasaurus's batch route is /v1/bulk here: a completion's body a "
     "line, with a custom_id, and answers as lines of JSON",
     "/generate": "this path is of another server: take /inference/v1/generate, or /v1/completions",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from execute_drive import Ask, Host, tiny_runner
+from execute_drive import Ask, Host, late_steps, tiny_runner
 
 from penstock import LLM, SamplingParams
 from penstock.demo import problems_file
@@ -61,6 +61,16 @@ def _compiled() -> Iterator[list[str]]:
         yield names
     finally:
         triton.knobs.runtime.jit_post_compile_hook = None
+
+
+def test_a_late_draw_by_graphs_gives_the_cpus_tokens_and_waits_for_nothing() -> None:
+    plain, runner = _runner("cpu"), _runner("cuda")
+    want = late_steps(plain)
+    with _no_waiting():
+        found = late_steps(runner)
+    assert found == want and want[0][2] == NO_TOKEN
+    plain.close()
+    runner.close()
 
 
 @pytest.mark.parametrize("asks", [[ASKS[0]] * 5, ASKS[:3], ASKS], ids=["plain", "logprobs", "every"])

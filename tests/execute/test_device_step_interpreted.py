@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import triton_interpreter  # before the kernels
-from execute_drive import Ask, Host, Row, tiny_runner
+from execute_drive import Ask, Host, Row, late_steps, tiny_runner
 
 from penstock.execute import executor as executor_file
 from penstock.execute import warm
@@ -88,6 +88,17 @@ def _same(want: list[StepTokens], found: list[StepTokens]) -> None:
                 assert (getattr(here.logprobs, name) == getattr(there.logprobs, name)).all(), name
             np.testing.assert_allclose(here.logprobs.chosen, there.logprobs.chosen, atol=1e-4)
             np.testing.assert_allclose(here.logprobs.top, there.logprobs.top, atol=1e-4)
+
+
+def test_a_late_draw_is_the_plain_steps(request: pytest.FixtureRequest) -> None:
+    """In the place of a row that sits out stands the dead one, as where a step is padded."""
+    plain = tiny_runner(**ONE_LAYER)
+    want = late_steps(plain)
+    plain.close()
+    request.getfixturevalue("by_triton")
+    runner = tiny_runner(**ONE_LAYER)
+    assert late_steps(runner) == want and want[0][2] == NO_TOKEN
+    runner.close()
 
 
 def test_two_ranks_are_the_plain_step(

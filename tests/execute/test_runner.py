@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from execute_drive import END, VOCABULARY, Ask, Host, Row, tiny_runner
+from execute_drive import END, VOCABULARY, Ask, Host, Row, late_steps, tiny_runner
 
 from penstock.errors import EngineError
 from penstock.execute.executor import Outcome, StreamExecutor
@@ -113,6 +113,14 @@ def test_rows_may_rest_for_steps(runner: TorchRunner) -> None:
             got[i].append(token)
     for i in range(3):
         assert got[i] == _alone(ASKS[i], _prompt(10, i), len(got[i]))
+
+
+def test_a_step_that_draws_late_takes_masks_and_leaves_rows_out(runner: TorchRunner) -> None:
+    first, second = late_steps(runner)
+    assert first[1] in (40, 41, 42) and second[1] == 70
+    assert [first[2], second[2]] == [NO_TOKEN, 158]  # it sat out, and goes on as if it had not been there
+    alone = _alone(Ask(temperature=1.0, seed=1), [8, 9, 10], 2)
+    assert [first[0], second[0]] == alone
 
 
 def test_slices_of_rows_are_as_the_whole() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,18 @@ from penstock.models.decoder import Decoder
 from penstock.models.read_config import model_config_of
 from penstock.parallel.layout import ALONE, Layout
 from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS, WANTS_PENALTY
-from penstock.schedule.step import BAD_LOGITS, JOIN_RECORD, Chunks, Flight, Int32, Joins, Masks, Runner, StepPlan
+from penstock.schedule.step import (
+    BAD_LOGITS,
+    JOIN_RECORD,
+    Chunks,
+    Flight,
+    Int32,
+    Joins,
+    LateMasks,
+    Masks,
+    Runner,
+    StepPlan,
+)
 
 VOCABULARY = 160
 END = 7
@@ -200,6 +211,29 @@ class Host:
         told = np.stack(read, axis=1)
         self.clears |= bool((told == BAD_LOGITS).any())
         return told
+
+
+def late_steps(runner: Runner) -> list[list[int]]:
+    """Two steps that draw late, of a free row, one whose mask comes late, and one that sits the first draw out: tokens
+    of each step."""
+    host = Host(runner)
+    asks = [
+        Ask(temperature=1.0, seed=1),
+        Ask(allowed=[*range(VOCABULARY)], temperature=1.0, seed=2),
+        Ask(allowed=[158]),
+    ]
+    rows = [host.row(i, [8 + i, 9, 10], 40, ask) for i, ask in enumerate(asks)]
+    flights = []
+    for sit_out, mine in (([2], [40, 41, 42]), ([], [70])):
+        plan = host.plan(rows, **({"joins": rows} if not flights else {}))
+        plan.draws_late = True
+        runner.launch(plan)
+        mask = _masks([replace(rows[1], ask=Ask(allowed=mine))], VOCABULARY)
+        assert mask is not None
+        flights.append(runner.draw(LateMasks(mask.slots, mask.words, np.array(sit_out, np.int32))))
+        for row in rows:
+            row.planned += row.number not in sit_out
+    return [flight.fetch().tokens.tolist() for flight in flights]
 
 
 def _masks(rows: list[Row], vocabulary: int) -> Masks | None:

@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["toy", "regex"])
 def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
-    make: Callable[[], Constraint] = lambda: Alternating(VOCABULARY, (END,))  # noqa: E731
+    make: Callable[[], Constraint] = lambda: Alternating(VOCABULARY, (END,), forces=True)  # noqa: E731
     asked = ASKED
     if request.param == "regex":
         make = Grammars(folder, VOCABULARY, (END,)).compile(StructuredOutputsParams(regex=REGEX)).matcher

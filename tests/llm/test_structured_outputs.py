@@ -110,6 +110,24 @@ def test_a_stop_string_logprobs_and_min_tokens_go_with_a_form(llm: LLM) -> None:
     assert one("abc[0-9]{9}", allowed_token_ids=[5]).finish_reason == "numerical_error"
 
 
+def test_forced_text_takes_few_steps_and_has_its_own_logprobs(llm: LLM) -> None:
+    regex = "Mateo saves apples every month[0-9]{2} and Lily buys pencils[.]"
+    form, ids = StructuredOutputsParams(regex=regex), llm.get_tokenizer().encode(PROMPTS[0])
+    before = llm.stats()["steps"]
+    asked = SamplingParams(n=2, max_tokens=60, seed=3, logprobs=0, min_tokens=2, structured_outputs=form)
+    (out,) = llm.generate([ids], asked, use_tqdm=False)
+    assert llm.stats()["steps"] - before < len(out.outputs[0].token_ids)
+    for sample in out.outputs:
+        assert re.fullmatch(regex, sample.text) and sample.finish_reason == "stop"
+        (scored,) = llm.generate(
+            [[*ids, *sample.token_ids]], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False
+        )
+        for token, said, alone in zip(
+            sample.token_ids, sample.logprobs, scored.prompt_logprobs[len(ids) :], strict=True
+        ):
+            assert abs(said[token].logprob - alone[token].logprob) < 1e-3
+
+
 @pytest.mark.parametrize("form, why", REFUSED, ids=lambda value: str(value)[:30])
 def test_what_cannot_be_served_is_one_line_and_others_go_on(llm: LLM, form: dict[str, Any], why: str) -> None:
     forms = [StructuredOutputsParams(**form), StructuredOutputsParams(choice=["yes"])]

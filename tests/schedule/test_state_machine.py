@@ -183,6 +183,7 @@ def happened(drive: Drive) -> Counter[str]:
         cut=drive.cut,
         cut_waiting=drive.cut_waiting,
         late=int(stats["late_masks"]),
+        forced_tokens=drive.device.said,
     )
 
 
@@ -195,7 +196,7 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
         seen += happened(tight_replay(seed, lag))
     for what in (
         "preempted", "forced", "requeued", "cached", "grouped", "drafted", "drafted_right", "kept_back", "carried",
-        "constrained", "late",
+        "constrained", "late", "forced_tokens",
     ):  # fmt: skip
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far

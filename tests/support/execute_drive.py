@@ -230,7 +230,8 @@ def late_steps(runner: Runner) -> list[list[int]]:
         runner.launch(plan)
         mask = _masks([replace(rows[1], ask=Ask(allowed=mine))], VOCABULARY)
         assert mask is not None
-        flights.append(runner.draw(LateMasks(mask.slots, mask.words, np.array(sit_out, np.int32))))
+        nothing = NONE.astype(np.int64), NONE
+        flights.append(runner.draw(LateMasks(mask.slots, mask.words, np.array(sit_out, np.int32), *nothing)))
         for row in rows:
             row.planned += row.number not in sit_out
     return [flight.fetch().tokens.tolist() for flight in flights]

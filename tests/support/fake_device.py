@@ -142,6 +142,8 @@ class FakeDevice:
         self.drafting = np.zeros(rows, bool)  # whether the row was ever offered a draft
         self.positions: list[int] = []  # of the tokens that the last step's queries draw
         self.open: StepPlan | None = None  # its forward has run, its draw has not
+        self.forced: dict[int, int] = {}  # query -> its token, in a draw
+        self.said = 0  # forced tokens
         self.sat_out: dict[int, Int32] = {}  # by step: rows that its draw left out
         self.right = 0  # drafts that were what was drawn
         self.grouped = 0  # rows that were attended in a prefix group
@@ -173,7 +175,10 @@ class FakeDevice:
         assert len(set(slots)) == len(slots) and set(slots) <= set(self.mask_slot[plan.rows].tolist())
         self.masks |= {s: left_out(w, self.vocab) for s, w in zip(slots, late.words, strict=True)}
         self.sat_out[plan.number] = late.sit_out
+        self.forced = dict(zip(late.forced.tolist(), late.tokens.tolist(), strict=True))
         self._draw_all(plan, out)
+        self.said += len(self.forced)
+        self.forced = {}
 
     def _draw_all(self, plan: StepPlan, out: set[int]) -> None:
         assert len(set(plan.rows.tolist())) == plan.rows.size, "a row stands in a step twice"
@@ -262,11 +267,12 @@ class FakeDevice:
         for draft in [None, *drafts]:
             self.positions.append(int(self.length[row]) + 1)
             right = draft is None or (told[-1] == draft and told[-1] != NO_TOKEN)
-            told.append(self._draw(row) if right and not sits_out else NO_TOKEN)
+            forced = self.forced.get(len(self.positions) - 1)
+            told.append(self._draw(row, forced) if right and not sits_out else NO_TOKEN)
             self.right += right and draft is not None
         return told
 
-    def _draw(self, row: int) -> int:
+    def _draw(self, row: int, forced: int | None) -> int:
         if self.done[row]:
             return NO_TOKEN
         length = int(self.length[row])
@@ -280,6 +286,8 @@ class FakeDevice:
         if self.wants[row] & WANTS_MASK and self.mask_slot[row] >= 0:
             barred |= self.masks[int(self.mask_slot[row])]
         token = next_token(slots, int(self.seed[row]), int(self.sample[row]), self.vocab, barred, self.bad_in)
+        if token != BAD_LOGITS and forced is not None:
+            token = forced
         if token == BAD_LOGITS:
             self.done[row] = True
             return token

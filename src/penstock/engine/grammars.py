@@ -42,7 +42,8 @@ class Grammars:
             rule = "structured_outputs need a tokenizer: leave skip_tokenizer_init off"
             raise UsageError(rule, param="structured_outputs", rule=rule)
         compiled = grammars.compile(asked)
-        return lambda sample: compiled.matcher(sampling.min_tokens, sampling.stop_token_ids or ())
+        ends, barred = sampling.stop_token_ids or (), bool(sampling.allowed_token_ids or sampling.bad_words)
+        return lambda sample: compiled.matcher(sampling.min_tokens, ends, forces=not barred)
 
     def compile(self, asked: StructuredOutputsParams) -> CompiledGrammar:
         """Returns the grammar: the one that is kept, else a new one. Raises UsageError, as it did the first time."""

@@ -78,7 +78,8 @@ class DeviceSampler:
         WANTS_LOGPROBS chosen[:S], rank[:S].
 
         wants: what any of the rows may ask for. most: of how many of the most likely tokens to tell; what is known of
-        them is given, ids and logprobs [S, most]. asking: where ranks share a vocabulary, which queries ask.
+        them is given, ids and logprobs [S, most]. asking: which queries say what is
+        forced, and, where ranks share a vocabulary, which ask.
         """
         count = row_ids.shape[0]
         device = hidden.device
@@ -120,6 +121,7 @@ class DeviceSampler:
             return
         filters = bool(wants & WANTS_FILTER)
         ops.sample_rows(logits, row_ids, position, rows, scratch, drawn, filters=filters, adjusts=adjusts)
+        asking.force(drawn)
         if wants & WANTS_LOGPROBS:
             out = (self.chosen[first:last], self.rank[first:last], ids, top)
             ops.logprobs_rows(logits, row_ids, rows, drawn, most, scratch, out)

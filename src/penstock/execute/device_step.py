@@ -160,7 +160,7 @@ class DeviceStep:
         if late is not None:
             self._take_late(plan, late)
         if rows:
-            outcome.logprobs = self._drawn(plan, size, hidden, captured)
+            outcome.logprobs = self._drawn(plan, size, hidden, captured, late)
             outcome.tokens = self.draw.sampled_ids[:rows]
         if plan.chunks is not None and (plan.chunks.prompt_logprobs >= 0).any():
             outcome.prompt_logprobs = self.scorer.score(hidden[size:], plan.chunks)
@@ -294,7 +294,9 @@ class DeviceStep:
     def _draw_for_graph(self, size: int, hidden: Tensor, every: bool) -> None:
         self.launch_draw(size, hidden, EVERY if every else PLAIN)
 
-    def _drawn(self, plan: StepPlan, size: int, hidden: Tensor, captured: Captured | None) -> Logprobs | None:
+    def _drawn(
+        self, plan: StepPlan, size: int, hidden: Tensor, captured: Captured | None, late: LateMasks | None
+    ) -> Logprobs | None:
         """Draws a token for each row into `sampled_ids`, and takes it into the rows."""
         where, k = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if plan.wants & WANTS_LOGPROBS:
@@ -304,7 +306,10 @@ class DeviceStep:
         every, rows = bool(plan.wants), plan.query_rows.size
         asking = NOBODY
         if self.model.vocabulary is not None and plan.wants & (WANTS_FILTER | WANTS_LOGPROBS):
-            asking = Asking(np.flatnonzero(self.asked.wants[plan.query_rows] & WANTS_FILTER), where)
+            filters = np.flatnonzero(self.asked.wants[plan.query_rows] & WANTS_FILTER)
+            asking = replace(asking, filters=filters, logprobs=where)
+        if late is not None and late.forced.size:
+            asking = replace(asking, forced=late.forced, tokens=late.tokens)
         ids = top = self.draw.nothing
         if captured is not None and not most and asking is NOBODY and not (every and self.draw.pool_moved):
             captured.draw[every].replay()

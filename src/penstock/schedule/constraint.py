@@ -21,6 +21,9 @@ class Constraint(Protocol):
         """Returns the words of a token mask [ceil(vocabulary / 32)]: bit t % 32 of word t // 32 set: token t may come.
         None: any token may. It is not written to any more. A mask of no token ends the sample with an error."""
 
+    def forced(self) -> list[int]:
+        """Returns the tokens that come next whatever is drawn, mostly none; mask() names the first of them alone."""
+
     def accept(self, token: int) -> None:
         """Takes the next token of the sample in; the sample goes on behind it."""
 

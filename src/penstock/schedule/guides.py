@@ -1,7 +1,8 @@
 """Guides: a sample's constraint and its mask that comes next, and the threads that make masks while the device runs.
 
 A token that was read makes the next mask due: a thread tells the constraint the token and asks it for the mask. Until
-that is there `words` is None, and who needs it goes on without the row. It knows constraints and words; no rows.
+that is there `words` is None, and who needs it goes on without the row. Where tokens are forced the constraint is run
+ahead of them, and they need neither a draw nor a mask each. It knows constraints and words; no rows.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.schedule.constraint import Constraint
 from penstock.schedule.step import Int32
@@ -27,6 +28,26 @@ class Guide:
     allowed: Int32 | None = None  # its request's allowed_token_ids as a mask; None: all may come
     words: Int32 | None = None  # its mask, where that is known
     begun: bool = False  # whether a mask is there, or being made
+    certain: list[int] = field(default_factory=list)  # forced, and accepted already: the mask is the one behind them
+    drawn: int = 0  # of them, those that a launched draw says
+    read: int = 0  # of them, those that were read
+
+    def coming(self, most: int) -> list[int]:
+        """Returns forced tokens that no launched draw says yet."""
+        there = self.words is not None  # the last that a thread writes
+        return self.certain[self.drawn : self.drawn + most] if there else []
+
+    def say(self, most: int) -> list[int]:
+        """Returns them too; a draw is launched that says them."""
+        tokens = self.coming(most)
+        self.drawn += len(tokens)
+        return tokens
+
+    def knows(self) -> bool:
+        """Takes in that a token was read -> whether it was a forced one."""
+        known = self.read < len(self.certain)
+        self.read += known
+        return known
 
 
 class MaskMakers:
@@ -41,6 +62,7 @@ class MaskMakers:
         """Makes each guide's next mask: behind tokens[i], or as it stands. None of theirs is being made."""
         for guide in guides:
             guide.words, guide.begun = None, True
+            guide.certain, guide.drawn, guide.read = [], 0, 0
         if guides and self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, "penstock-masks")
         for first in range(0, len(guides), _TOGETHER):
@@ -59,6 +81,9 @@ def _make(guides: Sequence[Guide], tokens: Sequence[int] | None) -> None:
     for at, guide in enumerate(guides):
         if tokens is not None:
             guide.constraint.accept(tokens[at])
+        guide.certain = guide.constraint.forced()
+        for token in guide.certain:
+            guide.constraint.accept(token)
         words = guide.constraint.mask()
         if guide.allowed is not None:
             words = guide.allowed if words is None else guide.allowed & words

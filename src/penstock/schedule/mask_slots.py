@@ -14,7 +14,7 @@ import numpy as np
 from penstock.schedule.guides import Guide, MaskMakers
 from penstock.schedule.request_state import RequestState
 from penstock.schedule.rows import FREE, RUNNING, Rows
-from penstock.schedule.step import Bool, Int32, Int64, LateMasks, Masks
+from penstock.schedule.step import Bool, Drafts, Int32, Int64, LateMasks, Masks, StepPlan
 
 
 class MaskSlots:
@@ -48,6 +48,7 @@ class MaskSlots:
                 if guide is not None:
                     self._guides[row] = guide
                     self._give(self._free.pop(), np.array([row], np.int32))
+                    assert guide.drawn == guide.read, "a row comes back before its tokens were read"
                     if not guide.begun:  # else it had a row that was preempted
                         due.append(guide)
             self.makers.start(due)
@@ -89,7 +90,9 @@ class MaskSlots:
         """Tells constraints the tokens [k] that rows [k] were given, where the row goes on behind it."""
         if self._guides:
             at = np.flatnonzero(self.rows.constrained.take(rows) & goes_on)
-            self.makers.start([self._guides[row] for row in rows[at].tolist()], tokens[at].tolist())
+            told = zip(map(self._guides.__getitem__, rows[at].tolist()), tokens[at].tolist(), strict=True)
+            due = [(guide, token) for guide, token in told if not guide.knows()]
+            self.makers.start([guide for guide, _ in due], [token for _, token in due])
 
     def masks(self) -> Masks | None:
         """Returns the static masks that a step needs and that are not in their slots yet."""
@@ -102,13 +105,42 @@ class MaskSlots:
         """Returns those of rows [k] that have a constraint."""
         return rows[self.rows.constrained.take(rows)] if self._guides else rows[:0]
 
-    def late(self, rows: Int32) -> LateMasks:
-        """Returns the masks of rows [k], all guided; who has ended meanwhile, or has no mask yet, sits out."""
-        found = {row: self._guides[row].words for row in rows[self.rows.state.take(rows) == RUNNING].tolist()}
-        words = {row: each for row, each in found.items() if each is not None}
-        out = np.array([row for row in rows.tolist() if row not in words], np.int32)
-        lines = np.stack(list(words.values())) if words else np.zeros((0, self._any_token.size), np.int32)
-        return LateMasks(self.rows.mask_slot[list(words)], lines, out)
+    @property
+    def guides_any(self) -> bool:
+        """Whether any row has a constraint."""
+        return bool(self._guides)
+
+    def forced(self, rows: Int32, most: Int32) -> Drafts:
+        """Returns the tokens that are certain to come behind those that the step draws for rows [k], most[i] each."""
+        start, tokens = np.zeros(rows.size + 1, np.int32), list[int]()
+        for at in np.flatnonzero(self.rows.constrained.take(rows) & (most > 0)).tolist() if self._guides else ():
+            mine = self._guides[int(rows[at])].coming(int(most[at]))
+            tokens += mine
+            start[at + 1] = len(mine)
+        return Drafts(np.cumsum(start, dtype=np.int32), np.array(tokens, np.int32))
+
+    def late(self, plan: StepPlan) -> LateMasks:
+        """Returns what the draw of a step is told; who has ended meanwhile, or has no mask yet, sits out."""
+        at = np.flatnonzero(self.rows.constrained.take(plan.rows))
+        first = at if plan.drafts is None else plan.drafts.query_start[at]
+        queries = np.ones(at.size, np.int32) if plan.drafts is None else plan.drafts.counts[at] + 1
+        words, out, where, tokens = dict[int, Int32](), list[int](), list[int](), list[int]()
+        for row, query, count in zip(plan.rows[at].tolist(), first.tolist(), queries.tolist(), strict=True):
+            guide = self._guides[row]
+            if guide.words is None or self.rows.state[row] != RUNNING:
+                out.append(row)
+                continue
+            words[row] = guide.words
+            said = guide.say(count)
+            tokens += said
+            where += range(query, query + len(said))
+        return LateMasks(
+            slots=self.rows.mask_slot[list(words)],
+            words=np.stack(list(words.values())) if words else np.zeros((0, self._any_token.size), np.int32),
+            sit_out=np.array(out, np.int32),
+            forced=np.array(where, np.int64),
+            tokens=np.array(tokens, np.int32),
+        )
 
     def wait(self, rows: Int32, seconds: float) -> bool:
         """Waits for the masks of rows [k], all guided, so long at most -> whether all are there that will be."""

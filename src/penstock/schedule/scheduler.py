@@ -16,12 +16,13 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, REST, Request, check_request
-from penstock.row_table import BAD_WORD_IDS, MAX_DRAFTS
+from penstock.row_table import BAD_WORD_IDS
 from penstock.schedule.admission import Admission, Admitted
 from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.constraint import ConstraintFactory
 from penstock.schedule.deferred_free import DeferredFree
 from penstock.schedule.deltas import Deltas
+from penstock.schedule.drafting import Drafting
 from penstock.schedule.finish import Finisher
 from penstock.schedule.forecast import LengthModel
 from penstock.schedule.guides import MaskMakers
@@ -33,7 +34,7 @@ from penstock.schedule.prompt_outputs import PromptOutputs
 from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import DRAINED, PREEMPTED, RUNNING, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Joins, LateMasks, StepPlan, StepTokens
+from penstock.schedule.step import Bool, Drafter, Int32, Joins, LateMasks, StepPlan, StepTokens
 from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
 from penstock.schedule.windowed_pool import WindowedPool, pool_of
@@ -63,6 +64,7 @@ class Scheduler:
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
         self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers)
+        self.drafting = Drafting(self.rows, self.mask_slots, drafter)
         self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots)
         self.watch = StopTokenMasks(limits.vocab_size)
         self.outputs = outputs(limits, self.rows, self.groups, self.slot_token, self.watch)
@@ -171,7 +173,7 @@ class Scheduler:
     def draw(self, plan: StepPlan) -> LateMasks:
         """What the draw of a step that draws late is told, before the next plan. Rows without a mask sit it out."""
         rows = self.mask_slots.guided(plan.rows)
-        late = self.mask_slots.late(rows)
+        late = self.mask_slots.late(plan)
         drawn = np.zeros(self.rows.count, np.bool_)
         drawn[rows] = True
         drawn[late.sit_out] = False
@@ -213,7 +215,8 @@ class Scheduler:
         lengths = columns.planned_length.take(rows)
         # Whole columns: writing to a step's rows one by one costs ten times as much.
         np.copyto(columns.last_flight, number, where=order.active)
-        drafts = self._drafts(rows, lengths)
+        drafts = self.drafting.offer(rows, lengths)
+        self.counts["drafted_tokens"] += 0 if drafts is None else drafts.tokens.size
         draws_late = self.mask_slots.guided(rows).size > 0
         self._advance(order.active & ~columns.constrained if draws_late else order.active)
         self._planned += 1
@@ -246,43 +249,17 @@ class Scheduler:
         columns = self.rows
         columns.planned_length += drawn
         drained = np.flatnonzero(drawn & (columns.planned_length + 1 >= columns.limit))
-        if self.drafter is not None:
+        if self.drafting.may:
             drained = drained[columns.drafted[drained] == 0]  # the others may be shorter than planned
         if drained.size:
             columns.state[drained] = DRAINED
             self.batch_order.changed = True
 
-    def _drafts(self, rows: Int32, lengths: Int32) -> Drafts | None:
-        """What the drafter offers the rows of a step; their lengths are planned as if all of it were right.
-
-        A row is offered no more than its last block has room for, so that drafts never take a block, and the step no
-        more queries than there are rows at most, so that it needs no other sizes.
-        """
-        if self.drafter is None or not rows.size:
-            return None
-        columns = self.rows
-        ends = np.minimum(columns.limit.take(rows), columns.blocks.take(rows) * BLOCK_SIZE)
-        most = np.clip(ends - lengths - 2, 0, MAX_DRAFTS).astype(np.int32)
-        most[columns.constrained.take(rows)] = 0  # a mask behind each draft would have to be known
-        room = columns.count - rows.size
-        most = np.minimum(most, np.maximum(room - (np.cumsum(most) - most), 0)).astype(np.int32)
-        drafts = self.drafter.offer(rows, lengths, most)
-        if not drafts.tokens.size:
-            return None
-        columns.planned_length[rows] += drafts.counts
-        columns.drafted[rows] += drafts.counts
-        self.counts["drafted_tokens"] += drafts.tokens.size
-        return drafts
-
     def _running(self) -> Int32:
         """The rows that this step takes on. Those whose mask needs a token in flight, and those whose drafts would end
         them, were they right, wait to be read."""
         rows = self.mask_slots.launchable(self.batch_order.running(), self._read)
-        return rows if self.drafter is None else rows[~self._full(rows)]
-
-    def _full(self, rows: Int32) -> Bool:
-        full: Bool = self.rows.planned_length.take(rows) + 1 >= self.rows.limit.take(rows)
-        return full
+        return self.drafting.without_full(rows)
 
     def _need_block(self) -> Bool:
         """Of all rows, those whose coming token needs a block more. Whole columns: gathering costs ten times as much.
@@ -296,7 +273,7 @@ class Scheduler:
         """The running rows whose coming token needs a block more."""
         short = np.flatnonzero(self._need_block() & (self.rows.state == RUNNING)).astype(np.int32)
         short = self.mask_slots.launchable(short, self._read)
-        return short if self.drafter is None else short[~self._full(short)]
+        return self.drafting.without_full(short)
 
     def _grow(self, rows: Int32, needy: Int32) -> tuple[Int32, Int32, bool]:
         """Gives `needy` of the rows a block each; those that get none stall: (rows, new blocks, stalled)."""

@@ -90,6 +90,8 @@ class LateMasks:
     slots: Int32  # [m]  distinct
     words: Int32  # [m, ceil(vocabulary / 32)]
     sit_out: Int32  # [k]  rows of the step that stay what they were; their queries tell NO_TOKEN
+    forced: Int64  # [f]  queries behind which only one token may come, and is not drawn
+    tokens: Int32  # [f]  theirs
 
 
 @dataclass(slots=True)

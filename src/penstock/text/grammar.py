@@ -111,28 +111,35 @@ class CompiledGrammar:
     def __init__(self, matcher: LLMatcher, words: int, ends: Sequence[int]) -> None:
         self._matcher, self._words, self._ends = matcher, words, tuple(ends)
 
-    def matcher(self, min_tokens: int = 0, stop_ids: Sequence[int] = ()) -> GrammarMatcher:
-        """Returns the state of a new sample, which ends no earlier than behind min_tokens, unless it must."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._words, (*self._ends, *stop_ids), min_tokens)
+    def matcher(self, min_tokens: int = 0, stop_ids: Sequence[int] = (), *, forces: bool = True) -> GrammarMatcher:
+        """Returns the state of a new sample, which ends no earlier than behind min_tokens, unless it must. forces: text
+        that must come next is spelt as the tokenizer spells it; else as it may be drawn."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._words, (*self._ends, *stop_ids), min_tokens, forces)
 
 
 class GrammarMatcher:
     """One sample's state: schedule's Constraint. What it cannot go on from is a mask of no token."""
 
-    def __init__(self, matcher: LLMatcher, words: int, ends: tuple[int, ...], min_tokens: int) -> None:
-        self._matcher, self._words, self._left = matcher, words, min_tokens
+    def __init__(self, matcher: LLMatcher, words: int, ends: tuple[int, ...], min_tokens: int, forces: bool) -> None:
+        self._matcher, self._words, self._left, self._forces = matcher, words, min_tokens, forces
         bits = np.zeros(words * 32, np.bool_)
         bits[list(ends)] = True
         self._ends: Words = np.packbits(bits, bitorder="little").view(np.int32)
 
     def mask(self) -> Words:
         words: Words = np.zeros(self._words, np.int32)
+        if forced := self.forced():
+            words.view(np.uint8)[forced[0] // 8] = 1 << forced[0] % 8
+            return words
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             words[:] = 0
         elif self._left > 0 and (others := words & ~self._ends).any():
             return others
         return words
+
+    def forced(self) -> list[int]:
+        return self._matcher.compute_ff_tokens() if self._forces else []
 
     def accept(self, token: int) -> None:
         self._left -= 1

@@ -1,0 +1,74 @@
+"""Drafting: which tokens rows are offered ahead of a step: a drafter's guesses, and what a constraint forces.
+
+It knows rows, what offers, and how much room there is; not what becomes of drafts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.config import BLOCK_SIZE
+from penstock.row_table import MAX_DRAFTS
+from penstock.schedule.mask_slots import MaskSlots
+from penstock.schedule.rows import Rows
+from penstock.schedule.step import Bool, Drafter, Drafts, Int32
+
+_COMPANY = 16  # rows without a constraint for each forced token of a step: theirs it may make longer by so little
+
+
+class Drafting:
+    """Drafts of one scheduler's rows. drafter: guesses; None: there are the forced ones alone."""
+
+    def __init__(self, rows: Rows, mask_slots: MaskSlots, drafter: Drafter | None) -> None:
+        self.rows, self.mask_slots, self.drafter = rows, mask_slots, drafter
+
+    @property
+    def may(self) -> bool:
+        """Whether any row may have drafts in flight."""
+        return self.drafter is not None or self.mask_slots.guides_any
+
+    def offer(self, rows: Int32, lengths: Int32) -> Drafts | None:
+        """Returns what the rows of a step are offered; their lengths are planned as if all of it were right.
+
+        A row is offered no more than its last block has room for, so that drafts never take a block, and the step no
+        more queries than there are rows at most, so that it needs no other sizes.
+        """
+        if not rows.size or not self.may:
+            return None
+        columns = self.rows
+        ends = np.minimum(columns.limit.take(rows), columns.blocks.take(rows) * BLOCK_SIZE)
+        most = np.clip(ends - lengths - 2, 0, MAX_DRAFTS).astype(np.int32)
+        guided = columns.constrained.take(rows)
+        room = columns.count - rows.size
+        free = rows.size - int(np.count_nonzero(guided))
+        forced = min(room, max(MAX_DRAFTS, free // _COMPANY)) if free else room
+        drafts = self.mask_slots.forced(rows, _within(np.where(guided, most, 0), forced))
+        if self.drafter is not None:
+            most = _within(np.where(guided, 0, most), room - drafts.tokens.size)
+            drafts = _joined(drafts, self.drafter.offer(rows, lengths, most))
+        if not drafts.tokens.size:
+            return None
+        columns.planned_length[rows] += drafts.counts
+        columns.drafted[rows] += drafts.counts
+        return drafts
+
+    def without_full(self, rows: Int32) -> Int32:
+        """Returns the rows [k] without those whose drafts in flight would end them, were they right."""
+        if not self.may:
+            return rows
+        full: Bool = self.rows.planned_length.take(rows) + 1 >= self.rows.limit.take(rows)
+        return rows[~full] if full.any() else rows
+
+
+def _within(most: Int32, room: int) -> Int32:
+    """Returns as many for each row, in order, as there is room for."""
+    least: Int32 = np.minimum(most, np.maximum(room - (np.cumsum(most) - most), 0)).astype(np.int32)
+    return least
+
+
+def _joined(one: Drafts, other: Drafts) -> Drafts:
+    """Returns both, of which no row has any of the two."""
+    if not one.tokens.size or not other.tokens.size:
+        return one if one.tokens.size else other
+    tokens = np.insert(one.tokens, np.repeat(one.start[:-1], other.counts), other.tokens)
+    return Drafts(one.start + other.start, tokens)

@@ -29,7 +29,7 @@ def test_drafts_change_no_token(tmp_path: Path, ahead: int) -> None:
     with LLM(str(make_folder(tmp_path)), enable_prefix_caching=False, prefix_groups="always", **knobs) as llm:
         alone = [llm.generate([p], [a], use_tqdm=False)[0] for p, a in zip(prompts, asks, strict=True)]
         scheduler = llm._engine.scheduler
-        scheduler.drafter = Oracle(scheduler, alone)
+        scheduler.drafting.drafter = Oracle(scheduler, alone)
         steps = scheduler.counts["steps"]
         outs = llm.generate(prompts, asks, use_tqdm=False)
         assert [out.outputs[0].token_ids for out in outs] == [out.outputs[0].token_ids for out in alone]

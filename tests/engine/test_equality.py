@@ -195,7 +195,7 @@ def test_drafts_change_no_token(knobs: dict[str, Any], folder: Path, twin: Twin,
     """And save steps: several tokens of a row come of one."""
     with open_llm(folder, **knobs) as llm:
         scheduler = llm._engine.scheduler
-        scheduler.drafter = Oracle(scheduler, alone)
+        scheduler.drafting.drafter = Oracle(scheduler, alone)
         outs = llm.generate(prompts(), [params_of(name) for name in SETTINGS], use_tqdm=False)
         check_same(f"drafts, {knobs}", twin, alone, outs)
         assert scheduler.counts["drafted_tokens"] > 0

@@ -362,7 +362,7 @@ class Drive:
         self._check_delivery(asked, tokens, finish)
 
     def _check_delivery(self, asked: Asked, tokens: list[int], finish: int) -> None:
-        drafts = bool(self.scheduler.drafter or asked.constraints)
+        drafts = bool(self.scheduler.drafting.drafter or asked.constraints)
         if asked.request.stream:
             assert len(tokens) == 1 or drafts, "a streamed token was kept back"
         else:

@@ -42,9 +42,7 @@ class Leaper:
         other = last.joins is not None or last.chunks is not None or last.masks is not None or last.drafts is not None
         if waits or other or scheduler.finisher.waits or scheduler.in_flight != 1 or not order.lasts(last.rows):
             return None
-        busy = (
-            scheduler.pool.near or scheduler.drafter is not None or scheduler.limits.preempt_every or not last.rows.size
-        )
+        busy = scheduler.pool.near or scheduler.drafting.may or scheduler.limits.preempt_every or not last.rows.size
         return None if busy else order.running()
 
     def leap(self, last: StepPlan, steps: int, token: int) -> StepPlan:

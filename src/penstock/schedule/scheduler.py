@@ -50,7 +50,7 @@ class Scheduler:
         outputs: type[OutputProcessor] = OutputProcessor,
         makers: MaskMakers | None = None,
     ) -> None:
-        self.limits, self.drafter = limits, drafter
+        self.limits = limits
         width = -(-limits.max_model_len // BLOCK_SIZE)
         if limits.num_blocks - 1 < width + 2:
             raise UsageError(

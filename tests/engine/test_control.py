@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], 
     for number in (1, 2):
         others.append(tmp_path_factory.mktemp("weights") / f"step-{number}")
         others[-1].mkdir()
-        turned = Shape(words=words[number:] + words[:number])
+        turned = Shape(words=words[number:] + words[:number], load_seconds=2.0 * (number == 2))
         (others[-1] / SHAPE).write_bytes(msgspec.json.encode(turned))
     return first, list(words), others
 
@@ -88,7 +88,7 @@ def test_every_answer_is_of_one_version_and_says_which(loop: asyncio.Runner, fol
     first, words, (one, two) = folders
 
     async def run() -> list[Answer]:
-        client: AsyncClient = await launch(Config.of(model=str(first)), COMMAND)
+        client: AsyncClient = await launch(Config.of(model=str(first)), COMMAND, step_timeout=0.5)
 
         async def steps() -> None:
             await asyncio.sleep(0.1)
@@ -96,7 +96,7 @@ def test_every_answer_is_of_one_version_and_says_which(loop: asyncio.Runner, fol
             await asyncio.sleep(0.05)
             with pytest.raises(CheckpointError, match="holds no fake"):
                 await client.control(Control(UPDATE, folder=str(one.parent)))
-            await asyncio.gather(
+            await asyncio.gather(  # it takes longer than a step may: nobody takes it for stuck
                 client.control(Control(UPDATE, folder=str(two), version="two")),
                 client.control(Control(PREFIX_CACHE, mode="keep")),
             )

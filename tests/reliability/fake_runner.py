@@ -45,6 +45,7 @@ class Shape(msgspec.Struct, kw_only=True):
     batched_tokens: int = 2048
     vocab_size: int = 256
     words: list[int]
+    load_seconds: float = 0.0  # that its weights take to be put in others' place
 
 
 class Orders(msgspec.Struct, kw_only=True):
@@ -159,7 +160,9 @@ class FakeRunner:
         folder = source
         if not (folder / SHAPE).is_file():
             raise CheckpointError(f"{folder} holds no {SHAPE}")
-        self._words = np.array(msgspec.json.decode((folder / SHAPE).read_bytes(), type=Shape).words, np.int32)
+        shape = msgspec.json.decode((folder / SHAPE).read_bytes(), type=Shape)
+        time.sleep(shape.load_seconds)
+        self._words = np.array(shape.words, np.int32)
         self.asleep = tuple(tag for tag in self.asleep if tag != WEIGHTS)
 
     def sleep(self, level: int) -> None:

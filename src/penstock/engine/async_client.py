@@ -97,6 +97,7 @@ class AsyncClient:
         self._progress = time.monotonic()  # when a step was last heard of, or work began where there was none
         self._client = Client(facts, tokenizer, self._send, self._fault)
         self.weights_version, self.asleep = FIRST_WEIGHTS, tuple[str, ...]()
+        self._changing = False  # something is done between steps
         self._streams: dict[int, Stream] = {}
         self._controls: dict[int, asyncio.Future[None]] = {}
         self._control_numbers = itertools.count()
@@ -133,9 +134,10 @@ class AsyncClient:
 
     @property
     def step_age(self) -> float:
-        """Seconds since a step was completed, or since there is work where there was none; 0 while there is none, or it
-        sleeps."""
-        return time.monotonic() - self._progress if self._streams and not self.asleep else 0.0
+        """Seconds since a step was completed, or since there is work where there was none; 0 while there is none, it
+        sleeps, or something is done between steps."""
+        works = self._streams and not self.asleep and not self._changing
+        return time.monotonic() - self._progress if works else 0.0
 
     def stats(self) -> dict[str, float]:
         """The engine's latest gauges and counters."""
@@ -250,7 +252,7 @@ class AsyncClient:
                 if isinstance(word, StepOutputs):
                     await self._news(word)
                 elif isinstance(word, Weights):
-                    self.weights_version, self.asleep = word.version, word.asleep
+                    self.weights_version, self.asleep, self._changing = word.version, word.asleep, word.changing
                     self._progress = time.monotonic()
                 elif isinstance(word, Controlled) and (done := self._controls.get(word.number)) is not None:
                     if word.refused is None:

@@ -43,10 +43,12 @@ class Controlled(msgspec.Struct, tag="controlled", frozen=True):
 
 
 class Weights(msgspec.Struct, tag="weights", frozen=True):
-    """Up, to all clients: what the answers from here on are made with, and what sleeps."""
+    """Up, to all clients: what the answers from here on are made with, and what sleeps. changing: something is done
+    between steps now, which takes as long as it takes."""
 
     version: str
     asleep: tuple[str, ...] = ()
+    changing: bool = False
 
 
 class ControlQueue:
@@ -84,10 +86,13 @@ class ControlQueue:
         """Forgets what a client asked that has gone."""
         self._asked = deque((who, word) for who, word in self._asked if who != client)
 
-    def next(self) -> tuple[int, Controlled] | None:
-        """Does the first thing, where what runs allows it. Returns who asked, and how it went."""
-        if not self._asked or self._engine.flights or (not self.holds and self._engine.has_work):
-            return None
+    @property
+    def due(self) -> bool:
+        """Whether what runs allows the first thing to be done now."""
+        return self.waiting and not self._engine.flights and (self.holds or not self._engine.has_work)
+
+    def next(self) -> tuple[int, Controlled]:
+        """Does the first thing. Returns who asked, and how it went."""
         client, word = self._asked.popleft()
         try:
             self._work[word.what](word)

@@ -114,7 +114,10 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
             deltas = engine.step(launch=not controls.holds)
             if deltas is not None:
                 watchdog.stepped()
-        if not compiling.waiting and (done := controls.next()) is not None:
+        if not compiling.waiting and controls.due:
+            watchdog.idle()  # what is done now takes as long as it takes; clients are told so too
+            end.send_up(Weights(engine.weights_version, engine.asleep, changing=True))
+            done = controls.next()
             end.send_up(Weights(engine.weights_version, engine.asleep))
             end.send_to(*done)
         idle = not (controls.waiting or (not engine.asleep and (engine.has_work or later)))

@@ -36,7 +36,7 @@ ASKS = [
     Ask(temperature=0.8, seed=11, logprobs=3),
     Ask(temperature=1.5, seed=-3, top_p=0.7, logprobs=0),
     Ask(temperature=1.0, seed=2, top_k=9, repetition=1.3, frequency=0.3),
-    Ask(temperature=0.7, seed=5, presence=1.0, bias={9: 4.0, 30: -5.0}, min_tokens=3),
+    Ask(temperature=0.7, seed=5, presence=1.0, bias={9: 4.0, 30: -5.0}, min_tokens=3, logprobs=2, labels=[30, 8]),
     Ask(temperature=0.9, seed=8, top_k=20, top_p=0.9, allowed=[*range(3, 100, 9), 159]),
     Ask(allowed=[158], logprobs=0),
 ]
@@ -77,6 +77,10 @@ def test_tokens_and_logprobs_are_the_plain_steps(asks: list[Ask], request: pytes
     found = _steps(runner, asks, 2)
     runner.close()
     _same(want, found)
+    if len(asks) > 1:
+        assert found[0].logprobs is not None
+        at = found[0].logprobs.where.tolist().index(4)
+        assert found[0].logprobs.top_ids[at].tolist() == [30, 8, -1], "ids that were named stand in for the most likely"
 
 
 def _same(want: list[StepTokens], found: list[StepTokens]) -> None:

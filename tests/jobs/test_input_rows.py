@@ -88,6 +88,12 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         ({"id": "a", "prompt": "x", "n": "2"}, "n must be a whole number"),
         ({"id": "a", "prompt": "x", "stop": 5}, "stop must be a list"),
         ({"id": "a", "prompt": "x", "logit_bias": [1]}, "logit_bias must map"),
+        (
+            {"id": "a", "prompt": "x", "n": 3, "stop_when": {"pattern": "("}},
+            "stop_when.pattern is no regex that can be",
+        ),
+        ({"id": "a", "prompt": "x", "stop_when": {"pattern": "x", "k": 2}}, "object contains unknown field k"),
+        ({"id": "a", "prompt": "x", "logprob_token_ids": [1, 1]}, "logprob_token_ids must be a list of 1 to 20"),
         ({"id": "a", "messages": []}, "messages is empty"),
         ({"id": "a", "messages": [{"role": "user", "content": 5}]}, "content must be text"),
         ({"id": "a", "prompt": "x", "ignore_eos": "no"}, "ignore_eos must be true or false"),

@@ -20,7 +20,15 @@ from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import model_config_of
 from penstock.parallel.layout import ALONE, Layout
-from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.row_table import (
+    WANTS_BIAS,
+    WANTS_FILTER,
+    WANTS_LABELS,
+    WANTS_LOGPROBS,
+    WANTS_MASK,
+    WANTS_MIN_TOKENS,
+    WANTS_PENALTY,
+)
 from penstock.schedule.step import (
     BAD_LOGITS,
     JOIN_RECORD,
@@ -96,6 +104,7 @@ class Ask:
     logprobs: int = -1
     bias: dict[int, float] = field(default_factory=dict)
     min_tokens: int = 0
+    labels: list[int] = field(default_factory=list)  # as many as logprobs says
     allowed: list[int] = field(default_factory=list)  # its mask lies in the slot with the row's number
 
     def wants(self) -> int:
@@ -104,6 +113,7 @@ class Ask:
         wants |= WANTS_BIAS if self.bias else 0
         wants |= WANTS_MIN_TOKENS if self.min_tokens else 0
         wants |= WANTS_MASK if self.allowed else 0
+        wants |= WANTS_LABELS if self.labels else 0
         return wants | (WANTS_LOGPROBS if self.logprobs >= 0 else 0)
 
 
@@ -268,7 +278,9 @@ def _joins(rows: list[Row]) -> Joins:
     return Joins(
         records=records,
         blocks=np.array([r.blocks + [0] * (width - len(r.blocks)) for r in rows], np.int32),
-        bias_start=np.cumsum([0, *(len(ask.bias) for ask in asks)]).astype(np.int32),
-        bias_ids=np.array([token for ask in asks for token in ask.bias], np.int32),
-        bias_values=np.array([value for ask in asks for value in ask.bias.values()], np.float32),
+        bias_start=np.cumsum([0, *(len(ask.bias) + len(ask.labels) for ask in asks)]).astype(np.int32),
+        bias_ids=np.array([token for ask in asks for token in [*ask.bias, *ask.labels]], np.int32),
+        bias_values=np.array(
+            [value for ask in asks for value in [*ask.bias.values(), *[0.0] * len(ask.labels)]], np.float32
+        ),
     )

@@ -27,6 +27,7 @@ from penstock.server.openai.batch_line import BadRows, check_id, parse_line, rea
 from penstock.server.openai.forms import ChatForm, CompletionForm, StopWhenForm, convert, reason_of
 from penstock.server.openai.prompt_ids import plain_messages
 from penstock.server.openai.translate import SamplingFacts
+from penstock.text.answer_pattern import AnswerPattern
 from penstock.text.chat import OPTIONS, check_messages, check_options
 
 Id = str | int
@@ -203,6 +204,7 @@ def _own_row(row: dict[str, Any], seed: int) -> Row:
     given = {name: row[name] for name in row if name in OWN_FIELDS}
     if given.get("stop_when") is not None:
         given["stop_when"] = convert(given["stop_when"], StopWhenForm, "stop_when").made
+        AnswerPattern(given["stop_when"].pattern)  # raises
     params = SamplingParams(**given)
     if params.seed is None:
         params.seed = _seed(seed, own.id)

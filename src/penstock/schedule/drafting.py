@@ -13,7 +13,7 @@ from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.rows import Rows
 from penstock.schedule.step import Bool, Drafter, Drafts, Int32
 
-_COMPANY = 16  # rows without a constraint for each forced token of a step: theirs it may make longer by so little
+_COMPANY = 48  # rows without a constraint for each forced token of a step: theirs it may make longer by so little
 
 
 class Drafting:

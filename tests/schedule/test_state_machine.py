@@ -85,6 +85,11 @@ class Machine(RuleBasedStateMachine):
     def read(self) -> None:
         self.drive.read()
 
+    @precondition(lambda self: self.drive.asked)
+    @rule()
+    def sleep(self) -> None:
+        self.drive.sleep()
+
     @invariant()
     def lag_is_kept(self) -> None:
         if hasattr(self, "drive"):

@@ -148,6 +148,16 @@ class FakeDevice:
         self.right = 0  # drafts that were what was drawn
         self.grouped = 0  # rows that were attended in a prefix group
 
+    def forget(self) -> None:
+        """Loses all that rows and blocks hold, as in a sleep."""
+        assert not self.results and self.open is None, "a step is out"
+        self.slots[:] = -7
+        for column in (self.pages, self.table, self.length, self.last):
+            column[:] = 0
+        self.done[:] = True
+        self.mask_slot[:] = -1
+        self.masks.clear()
+
     def launch(self, plan: StepPlan) -> None:
         assert plan.number == self.launched, "flights are numbered in the order of their launch"
         self.launched += 1

@@ -234,6 +234,14 @@ class Drive:
         self._take(self.scheduler.commit(plan, result))
         self.check()
 
+    def sleep(self) -> None:
+        """Reads what is out; then the device loses all, and whoever runs goes on behind it."""
+        while self.device.results:
+            self.read()
+        self.scheduler.give_back_blocks()
+        self.device.forget()
+        self.check()
+
     def finish(self, lag: int = 0) -> None:
         """Runs until nothing is left; then nothing may be held, and every sample must have ended."""
         idle = 0

@@ -60,7 +60,9 @@ def test_what_scripts_for_vllm_say_is_taken(folder: Path, capsys: pytest.Capture
         assert "penstock: trust_remote_code=True changes nothing: no code of a model" in capsys.readouterr().err
         (out,) = llm.generate([PROMPTS[0]], greedy(), use_tqdm=False, lora_request=None)
         assert out.error is None
-        with pytest.raises(UsageError, match="lora_request='x' is not served: merge an adapter into its model"):
+        with pytest.raises(
+            UsageError, match=r"lora_request='x' is not served: one adapter is merged into the weights, by lora=DIR"
+        ):
             llm.generate([PROMPTS[0]], greedy(), lora_request="x")
     with pytest.raises(UsageError, match=r"pipeline_parallel_size=2 is not served \(only 1\)"):
         open_llm(folder, pipeline_parallel_size=2)

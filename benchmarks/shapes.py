@@ -280,11 +280,12 @@ def in_a_process(function: Any, *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-def sessions(works: list[Work]) -> Iterator[list[Work]]:
-    """Yields works that one engine serves: the most telling first."""
+def sessions(works: list[Work], shape: str) -> Iterator[list[Work]]:
+    """Yields works that one engine serves: the most telling first; beside 1B, big works have an engine of their own."""
     usual = [work for work in works if work.name != START_UP]
     for groups, big in ((True, False), (False, False), (True, True)):
-        if here := [work for work in usual if work.groups == groups and work.big == big]:
+        here = [w for w in usual if w.groups == groups and (w.big and shape == "llama-3.2-1b") == big]
+        if here:
             yield here
 
 
@@ -295,7 +296,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     every = works_of(options.shape)
     works = [work for work in every if (work.name in options.work if options.work else not work.named)]
     asked_start_up = START_UP in (work.name for work in works)
-    for session in [*sessions(works), *([[]] if asked_start_up else [])]:
+    for session in [*sessions(works, options.shape), *([[]] if asked_start_up else [])]:
         big = bool(session) and session[0].big and options.shape == "llama-3.2-1b"
         shape = SHAPES["llama-3-8b" if big else options.shape]
         folder = options.out / "models" / shape.name

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -234,6 +234,11 @@ class FakeService:
         states = serve.status().applications["penstock"].deployments["server"].replica_states
         return sum(count for state, count in states.items() if state == "RUNNING")
 
+    def models(self, http: httpx.Client) -> list[str]:
+        """What it calls its models; none while it has no replica to ask."""
+        answer = http.get("/models")
+        return [each["id"] for each in answer.json()["data"]] if answer.status_code == 200 else []
+
     async def stream(self, client: httpx.AsyncClient, number: int, tokens: int) -> str | None:
         """What is wrong with one stream: None where it is whole and right."""
         prompt = [(number + i) % 200 for i in range(20)]
@@ -282,6 +287,30 @@ def test_from_zero_and_back_under_load_no_stream_is_lost(served: FakeService) ->
     # And goes beside one that runs.
     assert served.streams([200], lambda: until(lambda: served.replicas() == 1), again=True) == []
     until(lambda: served.replicas() == 0)
+
+
+@at_length
+def test_a_dead_engine_ends_its_streams_and_an_update_right_after_it_holds(served: FakeService) -> None:
+    """Whoever streams hears of it, Serve starts another replica, and what is deployed meanwhile is what is served."""
+    asked = {"model": "fake", "prompt": [1, 2, 3], "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with httpx.Client(base_url=f"{served.url}/v1", timeout=60) as http:
+        with http.stream("POST", "/completions", json=asked) as answer:
+            events = (line for line in answer.iter_lines() if line.startswith("data: {"))
+            assert "choices" in json.loads(next(events)[6:])
+            write_orders(served.folder, Orders(step_seconds=0.02, fault="exit", serial=1))
+            last = [json.loads(line[6:]) for line in events][-1]
+        assert last["error"]["type"] == "server_error" and "engine died" in last["error"]["message"]
+        until(lambda: served.streams([5]) == [])  # by another replica; until Serve knows of it, an error
+        write_orders(served.folder, Orders(step_seconds=0.02, fault="exit", serial=2))
+        with suppress(httpx.HTTPError):
+            assert http.post("/completions", json={**asked, "stream": False}).status_code == 500
+        changed = replace(served.file, deployment=replace(served.file.deployment, served_model_name="renamed"))
+        deploy_on_ray(changed, engine=COMMAND)
+        until(lambda: served.models(http))
+        for _ in range(40):  # nothing of the old one comes back
+            assert served.models(http) in ([], ["renamed"])
+            time.sleep(0.05)
+    deploy_on_ray(served.file, engine=COMMAND)
 
 
 @at_length

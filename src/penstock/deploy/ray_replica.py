@@ -82,8 +82,7 @@ class ServeReplica:
             await asyncio.sleep(LOOK_EVERY)
         if not self._draining.is_set():
             print(f"penstock: the engine died while serving: {self._client.death}", file=sys.stderr, flush=True)
-            self._service.close()
-            await asyncio.sleep(LAST_WORDS)
+            await asyncio.sleep(LAST_WORDS)  # each call hears of it by its own client
             os._exit(1)
 
     async def __del__(self) -> None:

@@ -201,15 +201,49 @@ def _serve(file: ServeFile, cluster: RayCluster, engine: tuple[str, ...]) -> Non
     serve.start(http_options={"host": file.host, "port": file.port}, logging_config=logging)
     app = build_app(file.deployment.args(), engine=engine)
     name = file.deployment.name
+    there, old = name in serve.status().applications, _replicas(name)
     try:
         serve.run(app, name=name, route_prefix=file.route_prefix)
     except RuntimeError as error:
-        told = serve.status().applications.get(name)
-        said = "\n".join([str(error), *(each.message for each in told.deployments.values())] if told else [str(error)])
-        reasons = _REASON.findall(said)
-        serve.delete(name)
-        why = reasons[-1] if reasons else " ".join(said.split())[-300:]
+        why = _why_not_started(name, str(error))
+        if not there:
+            serve.delete(name)
         raise EngineError(f"no replica could be started: {why}") from error
+    _wait_for_the_end_of(old, name)
+
+
+def _why_not_started(name: str, said: str) -> str:
+    """What a start failed of: our last words in what Serve tells."""
+    from ray import serve
+
+    told = serve.status().applications.get(name)
+    said = "\n".join([said, *(each.message for each in told.deployments.values())] if told else [said])
+    reasons = _REASON.findall(said)
+    return reasons[-1] if reasons else " ".join(said.split())[-300:]
+
+
+def _replicas(name: str) -> set[str]:
+    """Replicas of an application, by the names that Serve gives their actors; those that start or end too."""
+    import ray
+
+    actors: list[Mapping[str, str]] = ray.util.list_named_actors(all_namespaces=True)
+    return {actor["name"] for actor in actors if actor["name"].startswith(f"SERVE_REPLICA::{name}#")}
+
+
+def _wait_for_the_end_of(old: set[str], name: str) -> None:
+    """Waits until replicas of before an update are gone. Serve says that it is done as soon as it scales, though one
+    that was starting may still come up with the old settings, and none is replaced while another one drains."""
+    from ray import serve
+
+    told = False
+    while left := old & _replicas(name):
+        if serve.status().applications[name].status == "DEPLOY_FAILED":
+            raise EngineError(f"the update was given up, and the old settings are served: {_why_not_started(name, '')}")
+        if not told:
+            print(f"penstock: {len(left)} replica{'s' * (len(left) > 1)} of before the update let running requests end",
+                  file=sys.stderr, flush=True)  # fmt: skip
+            told = True
+        time.sleep(0.2)
 
 
 def absolute_model(model: str) -> str:

@@ -108,8 +108,10 @@ class BatchOrder:
             self._find(number)
         elif self._ordered is not None and rows is self._ordered[0]:
             return self._ordered[1]
-        active = np.zeros(self.rows.count, np.bool_)
-        active[rows] = True
+        active: Bool = self.rows.state == RUNNING
+        if np.count_nonzero(active) != rows.size:  # some sit this step out
+            active = np.zeros(self.rows.count, np.bool_)
+            active[rows] = True
         wants = int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & WANTS_ANY
         order = Order(*self._grouped(rows), active, wants)
         self._ordered = rows, order
@@ -121,8 +123,9 @@ class BatchOrder:
         if not alone:
             return rows, np.zeros(1, np.int32), np.zeros((0, 0), np.int32), np.zeros(0, np.int32)
         place = self._place.take(self.rows.group.take(rows))
-        if alone < 2**15 - 1:
-            place = place.astype(np.int16)  # numpy sorts 16-bit numbers by radix
+        if alone < 2**16:
+            # numpy sorts short numbers by radix, a pass a byte
+            place = place.astype(np.uint8 if alone < 2**8 else np.uint16)
         rows = rows.take(np.argsort(place, kind="stable"))
         sizes = np.bincount(place, minlength=alone + 1)[:alone]
         present = np.flatnonzero(sizes)

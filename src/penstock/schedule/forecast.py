@@ -46,7 +46,7 @@ class LengthModel:
         self._refresh()
         return self._mean
 
-    def remaining(self, age: Int32, limit: Int32, scale: Float64 | float = 1.0) -> Int64:
+    def remaining(self, age: Int32, limit: Int32, scale: float = 1.0) -> Int64:
         """Expected further tokens of rows that have made `age` tokens and end at the latest after `limit` more.
 
         The mean residual life of the finished samples that got at least as old; `scale` stretches it for rows whose
@@ -54,10 +54,10 @@ class LengthModel:
         """
         residual = self._refresh()
         if residual is None:
-            guess = limit * _PRIOR
-        else:
-            guess = residual.take(np.minimum(age // BLOCK_SIZE, residual.size - 1)) * scale
-        tokens: Int64 = np.clip(np.ceil(guess).astype(np.int64), 1, np.maximum(limit, 1))
+            guess = np.ceil(limit * _PRIOR).astype(np.int64)
+        else:  # rounded before rows look it up: there are fewer buckets than rows
+            guess = np.ceil(residual * scale).astype(np.int64).take(age // BLOCK_SIZE, mode="clip")
+        tokens: Int64 = np.maximum(np.minimum(guess, limit), 1)
         return tokens
 
     def scale(self, finished: int, total: int) -> float:
@@ -95,7 +95,7 @@ class Forecast:
         """
         if not own.size:
             return cls(np.array([fixed], np.int64), fixed, more)
-        ends = -(-remaining // BLOCK_SIZE)  # a row lives through buckets 0 .. ends
+        ends = (remaining + (BLOCK_SIZE - 1)) // BLOCK_SIZE  # a row lives through buckets 0 .. ends
         buckets = int(ends.max()) + 1
         alive = np.cumsum(np.bincount(ends, minlength=buckets)[::-1])[::-1]
         held = np.cumsum(np.bincount(ends, weights=own, minlength=buckets)[::-1])[::-1]

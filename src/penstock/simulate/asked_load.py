@@ -50,6 +50,11 @@ class AskedLoad:
         """Returns the tokens of the longest prompt with its longest sample."""
         return int((self.prompt + np.maximum.reduceat(self.output, self.start[:-1])).max())
 
+    def reach(self) -> int:
+        """Returns the most tokens that a prompt with a sample may come to, were each to run to its limit."""
+        made = np.maximum.reduceat(self.output, self.start[:-1])
+        return int((self.prompt + np.where(self.limit > 0, self.limit, made)).max())
+
     def request(self, number: int, name: int, samples: Sequence[int] | None = None) -> Request:
         """Returns request `number` as an engine takes it. name: its id there. Its seed is its number: by that the
         modelled device knows whose row it draws for."""

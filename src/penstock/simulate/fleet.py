@@ -52,7 +52,9 @@ class Fleet:
         # A cache that can find nothing is left out.
         self.load, limits = load, replace(limits, prefix_caching=limits.prefix_caching and load.shares)
         self.limits = limits
-        self.replicas = [ModelledReplica(load, limits, costs, steps_ahead, shortcuts=shortcuts) for _ in range(count)]
+        # So is what no row of the load reaches: tables that are no longer than they need to be stay in caches.
+        short = replace(limits, max_model_len=min(limits.max_model_len, load.reach()))
+        self.replicas = [ModelledReplica(load, short, costs, steps_ahead, shortcuts=shortcuts) for _ in range(count)]
         self.router = Router(count)
         self._blocks = limits.num_blocks if limits.prefix_caching else 0
         self._scaler = None if scaling is None else Scaler(scaling, count)

@@ -21,13 +21,12 @@ class ModelledOutputs(OutputProcessor):
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
         """Takes one flight in."""
         tokens, rows = result.tokens, plan.rows
+        places = rows.astype(np.intp)  # numpy gathers fastest by its own type
         drawn = tokens != NO_TOKEN
-        taken = rows if drawn.all() else rows[drawn]
-        self.rows.read_length[taken] = self.rows.read_length.take(taken) + np.int32(1)
-        ended = rows[tokens == END]
-        nothing = taken[:0].astype(np.int64)
+        self.rows.read_length[places] = self.rows.read_length.take(places) + drawn
+        ended, taken = rows[tokens == END], int(np.count_nonzero(drawn))
         deltas = self._ends_of(ended)
-        return Read(ended, nothing, _NO_ROWS, drawn[:0], _NO_ROWS, deltas, taken.size, rows.size - taken.size)
+        return Read(ended, places[:0], _NO_ROWS, drawn[:0], _NO_ROWS, deltas, taken, rows.size - taken)
 
     def tokens_of(self, row: int) -> Int32:
         """Returns as many tokens as a row has made, other ones than any other sample of its prompt has."""

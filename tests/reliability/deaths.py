@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import threading
 import time
@@ -22,6 +23,10 @@ from service import COMPLETIONS, Serving, alive, make_folder, wait_until
 
 FAULTS = ("exit", "kill", "raise", "raise_late", "memory")  # of the engine, by orders: it ends at once
 HANGS = ("hang", "hang_with_lock", "stop")  # the engine lives and completes no step
+# Of several ranks, whose rank 0 is the engine's process.
+RANKS = {"rank": signal.SIGKILL, "rank stopped": signal.SIGSTOP}
+OF_RANKS = {"model": "demo", "knobs": {"tensor_parallel_size": 2, "device": "cpu", "kv_cache_tokens": 16_384}}
+SHM = Path("/dev/shm")
 TOLD_WITHIN = 2.0  # seconds after detection: the issue's
 EXIT_WITHIN = 5.0
 WAITERS = 24
@@ -49,7 +54,7 @@ class Waiters:
 
     async def _one(self, client: httpx.AsyncClient, number: int) -> None:
         stream = number % 2 == 0
-        body = {"prompt": [1 + number % 250] * 20, "max_tokens": 400, "stream": stream, "seed": 1}
+        body = {"prompt": [1 + number % 250] * 20, "max_tokens": 400, "stream": stream, "seed": 1, "ignore_eos": True}
         try:
             async with client.stream("POST", self._url + COMPLETIONS, json=body) as answer:
                 text = ""
@@ -80,6 +85,7 @@ class Outcome:
     left: int  # of its processes that were alive then, after at most EXIT_WITHIN more
     said: str
     kinds: dict[str, int] = field(default_factory=dict)
+    files: int = 0  # that it left in shared memory
 
     def faults(self, slack: float = 1.0) -> list[str]:
         """What is not as it has to be; `slack` stretches the times, for a machine that has others to serve."""
@@ -90,6 +96,7 @@ class Outcome:
         wrong = [f"{self.what}: {count} waiters ended {kind}" for kind, count in bad.items()]
         if self.what == "worker":  # the other servers' requests get their time
             return wrong + ([f"worker: {self.left} processes left behind"] if self.left or not self.code else [])
+        wrong += [f"{self.what}: {self.files} files left in {SHM}"] if self.files else []
         if self.told > TOLD_WITHIN * slack:
             wrong.append(f"{self.what}: the last waiter heard after {self.told:.1f} s")
         if self.ended > EXIT_WITHIN * slack or self.code == 0:
@@ -107,20 +114,32 @@ class Outcome:
 
 
 def break_under_load(
-    folder: Path, what: str, *, servers: int = 1, step_timeout: float = 120.0, draining: bool = False
+    folder: Path,
+    what: str,
+    *,
+    servers: int = 1,
+    step_timeout: float = 120.0,
+    draining: bool = False,
+    later: float = 0.0,
+    **how: Any,
 ) -> Outcome:
-    """Breaks `what` (of FAULTS or HANGS, or kill -9 of engine, server, parent, worker); waits for the end. draining:
-    while running requests end, after a first signal."""
-    with Serving(folder, servers=servers, limits={"step_timeout": step_timeout}) as serving:
+    """Breaks `what` (of FAULTS, HANGS or RANKS, or kill -9 of engine, server, parent, worker); waits for the end.
+    draining: while running requests end, after a first signal.   later: seconds that the load has run by then.
+    how: as Serving's."""
+    before = set(SHM.iterdir())
+    with Serving(folder, servers=servers, limits={"step_timeout": step_timeout}, **how) as serving:
         load = Waiters(serving.url)
         assert wait_until(lambda: load.begun == WAITERS // 2, 60) is not None, "the load never ran"
+        time.sleep(later)
         if draining:
             _signal(serving)
         # A hang can be known once a step is overdue: what counts is from there on.
-        known = time.monotonic() + (step_timeout if what in HANGS else 0.0)
+        known = time.monotonic() + (step_timeout if what in HANGS or RANKS.get(what) == signal.SIGSTOP else 0.0)
         children = serving.children
         _break(serving, what)
-        return _end(serving, load, children, what, known, step_timeout + 60)
+        outcome = _end(serving, load, children, what, known, step_timeout + 60)
+    outcome.files = len(set(SHM.iterdir()) - before)
+    return outcome
 
 
 def _break(serving: Serving, what: str) -> None:
@@ -129,6 +148,8 @@ def _break(serving: Serving, what: str) -> None:
     elif what == "worker":
         os.kill(serving.workers[0], signal.SIGKILL)
         serving.order(step_seconds=0.005)
+    elif what in RANKS:
+        os.kill(serving.ranks[0], RANKS[what])
     elif what in ("stop", "engine"):
         os.kill(serving.engine, signal.SIGSTOP if what == "stop" else signal.SIGKILL)
     else:
@@ -181,6 +202,16 @@ def loop(folder: Path, what: str, times: int, **how: Any) -> list[Outcome]:
     """So many services, one after the other, each broken under load. 400 tokens take 8 s: none ends by itself."""
     make_folder(folder, Orders(step_seconds=0.02), rows=64, num_blocks=4096, longest=512)
     return [break_under_load(folder, what, **how) for _ in range(times)]
+
+
+def rank_loop(folder: Path, times: int, **how: Any) -> list[Outcome]:
+    """So many services of the demo model over two ranks, each with one of them killed, or stopped, at a random moment.
+    It brings 400 tokens in 12 s."""
+    draw, made = random.Random(how.get("step_timeout", 0)), list[Outcome]()
+    make_folder(folder)
+    for what in ("rank stopped", "stop") if "step_timeout" in how else ("rank", "engine"):
+        made += [break_under_load(folder, what, later=draw.random(), **how, **OF_RANKS) for _ in range(times // 2)]
+    return made
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:

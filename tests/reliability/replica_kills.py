@@ -1,5 +1,6 @@
 """A service of two replicas behind two servers, under load of whole answers and streams: replicas are killed and
-stopped at random moments, and restarted in turn. Whole answers are all right; a stream is right or told of a death.
+stopped at random moments, and restarted in turn. Whole answers are all right; a stream is right or told of a death; the
+server keeps no memory, no descriptor and no shared file of a dead one.
 
 It knows a service and its waiters; `run` is a part of `make reliability`.
 """
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from deaths import SHM
 from fake_runner import Orders, expected
-from service import COMPLETIONS, Serving, alive, make_folder, wait_until
+from service import COMPLETIONS, Serving, alive, descriptors, make_folder, own_memory, wait_until
 
 TWO = {"data_parallel_size": 2}
 TOKENS = 20
+KEPT = 32.0  # MB that a server may grow by meanwhile
 BACK_WITHIN = 30.0  # seconds from a death until all are ready
 
 
@@ -95,12 +98,13 @@ class Kills:
     answered: int = 0
     told: int = 0
     slowest: float = 0.0  # seconds from a death until both were ready
+    grown: float = 0.0  # MB, of the server that grew the most
     wrong: list[str] = field(default_factory=list)
 
     def line(self) -> str:
         return (
             f"{self.deaths} deaths: {self.answered:,} answers right, {self.told} streams told of one, both ready again "
-            f"within {self.slowest:.1f} s"
+            f"within {self.slowest:.1f} s; servers {self.grown:+.0f} MB at most"
         )
 
     def faults(self) -> list[str]:
@@ -108,14 +112,17 @@ class Kills:
 
 
 def run(folder: Path, kills: int, restarts: int, seed: int = 7) -> Kills:
-    """So many deaths, every third by SIGSTOP, and rolling restarts."""
-    words, draw, made = make_folder(folder, Orders(step_seconds=0.004), longest=512), random.Random(seed), Kills(kills)
+    """So many deaths by SIGKILL, as many by SIGSTOP between them, and rolling restarts."""
+    words, draw = make_folder(folder, Orders(step_seconds=0.004), longest=512), random.Random(seed)
+    made, before = Kills(2 * kills), set(SHM.iterdir())
     with Serving(folder, servers=2, knobs=TWO, limits={"step_timeout": 1.0}, short_pauses=True) as serving:
+        assert both_ready(serving)
+        kept = {pid: (own_memory(pid), descriptors(pid)) for pid in (serving.process.pid, *serving.workers)}
         load, children = Load(serving.url, words, 12, streams=True), set(serving.children)
-        for number in range(kills):
+        for number in range(2 * kills):
             time.sleep(draw.random() * 0.5)
             engines = serving.engines
-            os.kill(draw.choice(engines), signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL)
+            os.kill(draw.choice(engines), signal.SIGSTOP if number % 2 else signal.SIGKILL)
             if wait_until(lambda known=engines: serving.engines != known, BACK_WITHIN) is None:  # type: ignore[misc]
                 made.wrong.append(f"death {number}: it was not seen")
             back = wait_until(lambda: both_ready(serving), BACK_WITHIN)
@@ -131,7 +138,15 @@ def run(folder: Path, kills: int, restarts: int, seed: int = 7) -> Kills:
         made.answered, made.told = load.answered, load.told
         made.wrong += load.wrong
         made.wrong += [] if wait_until(serving.at_rest, 10) is not None else ["rows or blocks were left"]
+        made.grown = max(own_memory(pid) - memory for pid, (memory, _) in kept.items())
+        made.wrong += [] if made.grown < KEPT else [f"a server grew by {made.grown:.0f} MB"]
+        if wait_until(lambda: all(descriptors(pid) <= known for pid, (_, known) in kept.items()), 10) is None:
+            made.wrong.append(
+                f"descriptors were left: {[descriptors(pid) - known for pid, (_, known) in kept.items()]}"
+            )
         children |= set(serving.children)
     left = [pid for pid in children if alive(pid)]
     made.wrong += [f"{len(left)} processes were left"] if left else []
+    files = set(SHM.iterdir()) - before
+    made.wrong += [f"{len(files)} files were left in {SHM}"] if files else []
     return made

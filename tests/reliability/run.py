@@ -95,6 +95,16 @@ def dies(times: int, *kinds: str, **how: Any) -> Callable[[Path, float], Outcome
     return run
 
 
+def ranks(**how: Any) -> Callable[[Path, float], Outcome]:
+    """Half of them rank 0, which is the engine's process."""
+
+    def run(folder: Path, size: float) -> Outcome:
+        made = deaths.rank_loop(folder, max(4, int(20 * size)), **how)
+        return deaths.summary(made), [fault for outcome in made for fault in outcome.faults()]
+
+    return run
+
+
 def drains(folder: Path, size: float) -> Outcome:
     cases = [(servers, second) for servers in (1, 2) for second in (False, True)]
     made = [deaths.drain(folder, servers=servers, second=second) for servers, second in cases]
@@ -204,9 +214,12 @@ PARTS = (
         "faults survived", "hangs, two servers", "the same behind two servers",
         dies(1, *deaths.HANGS, servers=2, **HUNG),
     ),
+    Part("faults survived", "ranks killed", "kill -9 of one of two ranks of the demo model at random moments", ranks()),
+    Part("faults survived", "ranks hang", "SIGSTOP of one of two ranks; step timeout 1 s", ranks(**HUNG)),
     Part(
-        "faults survived", "replicas", "kill -9 and SIGSTOP of two replicas at 20 random moments, 3 rolling restarts",
-        part(lambda folder, size: replica_kills.run(folder, max(2, int(20 * size)), max(1, int(3 * size)))),
+        "faults survived", "replicas",
+        "20 x kill -9 and 20 x SIGSTOP of one of two replicas at random moments, 3 rolling restarts",
+        part(lambda folder, size: replica_kills.run(folder, max(4, int(20 * size)), max(1, int(3 * size)))),
     ),
     Part(
         "faults survived", "one request fails", "our own code raises at it",
@@ -319,7 +332,11 @@ def _write(rows: list[str], seconds: float | None) -> None:
         for row in rows:
             known = re.compile("^" + re.escape(" | ".join(row.split(" | ")[:2])) + r" \|.*$", re.M)
             table, found = known.subn(lambda _, row=row: row, table)  # type: ignore[misc]
-            assert found == 1, f"the page has no row for {row}"
+            if not found:  # a new part's comes behind the last of its group
+                group = row.split(" | ")[0]
+                at = table.rindex("\n" + group + " | ") + 1
+                end = table.index("\n", at) + 1
+                table = table[:end] + row + "\n" + table[end:]
     else:
         head = "| | part | what is done | what came out | verdict | s |\n| --- | --- | --- | --- | --- | --- |"
         where = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Python {platform.python_version()}"

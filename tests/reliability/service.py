@@ -29,6 +29,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from fake_process import COMMAND
 from penstock.config import Config
+from penstock.engine.launch import ENGINE
 from penstock.errors import PenstockError
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.serve import serve
@@ -37,9 +38,10 @@ if said["short_pauses"]:
     from penstock.engine import supervisor
     supervisor.FIRST_PAUSE, supervisor.LONGEST_PAUSE = 0.1, 0.5
 try:
-    config = Config.of(model=said["folder"], **said["knobs"])
+    config = Config.of(model=said["model"] or said["folder"], **said["knobs"])
     limits = HttpLimits(**said["limits"])
-    serve(config, port=said["port"], served_model_name="fake", engine=COMMAND, limits=limits, **said["more"])
+    engine = ENGINE if said["model"] else COMMAND
+    serve(config, port=said["port"], served_model_name="fake", engine=engine, limits=limits, **said["more"])
 except PenstockError as error:
     print("error:", error, flush=True)
     sys.exit(error.exit_code)
@@ -71,15 +73,16 @@ class Serving:
         knobs: dict[str, Any] | None = None,
         port: int = 0,
         short_pauses: bool = False,
+        model: str | None = None,
         **more: Any,
     ) -> None:
-        """short_pauses: before a replica that ended is started again."""
+        """short_pauses: before a replica that ended is started again.   model: a real one, with the real engine."""
         self.folder = folder
         self._serial = msgspec.json.decode((folder / "orders.json").read_bytes(), type=Orders).serial
         more["api_server_count"] = servers
         said = {
             "folder": str(folder), "limits": limits or {}, "knobs": knobs or {}, "port": port, "more": more,
-            "short_pauses": short_pauses,
+            "short_pauses": short_pauses, "model": model,
         }  # fmt: skip
         command = [sys.executable, "-c", SERVE, str(HERE), msgspec.json.encode(said).decode()]
         self.err = (folder / "stderr").open("w+")
@@ -107,7 +110,14 @@ class Serving:
     @property
     def engines(self) -> list[int]:
         """Those that run now."""
-        return sorted(pid for pid, words in self._named().items() if "fake_process" in words)
+        named = self._named().items()
+        return sorted(pid for pid, words in named if "fake_process" in words or "engine.process" in words)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that run now of ranks other than 0, which are the engines."""
+        engines = self.engines
+        return sorted(p for p, words in commands().items() if "rank_process" in words and parent_of(p) in engines)
 
     def __enter__(self) -> Serving:
         return self
@@ -128,7 +138,7 @@ class Serving:
 
     @property
     def children(self) -> list[int]:
-        return [*self.engines, *self.workers]
+        return [*self.engines, *self.ranks, *self.workers]
 
     def order(self, **orders: Any) -> None:
         """New orders; a fault gets a serial of its own."""

@@ -59,6 +59,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma": (GEMMA, {}),
     "experts": (EXPERTS, {}),
     "eight-experts": (EXPERTS, {"quantization": "fp8"}),
+    "int4-experts": (EXPERTS, {"quantization": "int4"}),
+    "int8-experts": (EXPERTS, {"quantization": "int8"}),
     "gpt-oss": (GPT_OSS, {}),
     "int4": (WIDE, {"quantization": "int4"}),
     "int8": (LLAMA, {"quantization": "int8"}),

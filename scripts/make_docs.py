@@ -202,8 +202,8 @@ MADE_ROWS = {
     "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide), to the nearest; the head int8",
 }
 QUANTIZATION_NOTES = """\
-Routers of experts stay wide; experts are wide or in float8, integers of them are refused. `lm_head` is as wide as the
-checkpoint has it.
+Routers of experts stay wide (of GPTQ, which doesn't name them, too); experts have every form above. `lm_head` is
+as wide as the checkpoint has it.
 
 Scales of activations that a checkpoint brings (`input_scale`) are read past: a row gets a scale of its own where it is
 multiplied in eight bits, which is finer, and none elsewhere. `kv_cache_scheme` and the

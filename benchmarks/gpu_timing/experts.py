@@ -59,6 +59,11 @@ def _matrix(experts: int, n: int, k: int, kind: str) -> ExpertMatrix:
     numbers = torch.empty((experts, n, k), dtype=B, device=GPU).normal_(0, 0.02)
     if kind == "plain":
         return ExpertMatrix(numbers)
+    if kind in ("int4", "int8"):
+        groups, shape = (k // 128, (experts, n, k // 2)) if kind == "int4" else (1, (experts, n, k))
+        bits = torch.randint(0, 256, shape, dtype=torch.uint8, device=GPU)
+        scales = torch.full((experts, n, groups), 1e-3, dtype=B, device=GPU)
+        return ExpertMatrix(bits if kind == "int4" else bits.view(torch.int8), scales)
     groups = () if kind == "channel" else (-(-k // 128),)
     scale = torch.full((experts, n, *groups), 1e-4, device=GPU)
     return ExpertMatrix((numbers * 1e4).clamp(-448, 448).to(E4M3), scale)
@@ -161,7 +166,9 @@ def parts_of(layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-30b")
-    parser.add_argument("--kinds", nargs="+", choices=["plain", "channel", "blocks"], default=["plain", "channel"])
+    parser.add_argument(
+        "--kinds", nargs="+", choices=["plain", "channel", "blocks", "int4", "int8"], default=["plain", "channel"]
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 1000, 4096])
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--warm", help="I/N")

@@ -35,6 +35,16 @@ def test_experts_in_four_bits(tokens, shape):
     check_experts("cuda", torch.bfloat16, "four", tokens, *shape)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["int4", "int4 zeros", "int4 row", "int8", "int8 zeros", "int8 row", "int8 row zeros"])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 17, 130, 900])
+@pytest.mark.parametrize("shape", [(16, 512, 192, 4), (8, 320, 96, 2), (5, 1024, 768, 1)], ids=str)
+def test_experts_in_integers(dtype, kind, tokens, shape):
+    from triton_kernel_cases_moe import check_experts
+
+    check_experts("cuda", dtype, kind, tokens, *shape)
+
+
 @pytest.mark.parametrize("kind", ["plain", "channel"])
 def test_all_to_the_same_experts(kind):
     from triton_kernel_cases_moe import check_experts, crowded

@@ -9,6 +9,9 @@ import triton_kernel_cases_moe as cases
 
 pytestmark = pytest.mark.torch
 
+SPANS = {
+    "four": (192, 96), "int4": (192, 96), "int4 zeros": (128, 64), "int8": (192, 96), "int8 row zeros": (200, 72)
+}  # fmt: skip
 CPU, F32 = "cpu", torch.float32
 
 
@@ -22,7 +25,7 @@ def test_routes(rows, shape):
 @pytest.mark.parametrize("kind", cases.KINDS)
 @pytest.mark.parametrize("tokens", [1, 9, 40])
 def test_experts(kind, tokens):
-    cases.check_experts(CPU, F32, kind, tokens, 5, *((192, 96) if kind == "four" else (200, 72)), 2)
+    cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2)
 
 
 def test_all_to_the_same_experts():

@@ -16,7 +16,7 @@ from penstock.kernels.reference import moe as plain
 from penstock.kernels.triton import moe, moe_route
 from penstock.quant.fp8 import to_fp8
 
-KINDS = ("plain", "channel", "blocks", "four")
+KINDS = ("plain", "channel", "blocks", "four", "int4", "int4 zeros", "int8", "int8 row zeros")
 
 
 def check_routes(device: str, tokens: int, count: int, top_k: int, rows: int, renormalise: bool) -> None:
@@ -73,12 +73,34 @@ def _matrix(
         bias = drawn(count, n, seed=seed + 3, dtype=dtype)
         worth = torch.stack([_from_four(octets[e], scale[e]) for e in range(count)])
         return ExpertMatrix(octets.to(device), scale.to(device), bias.to(device)), worth
+    if kind.startswith("int"):
+        return _integers(device, dtype, kind, count, n, k, seed)
     groups = -(-k // 128)
     scale = drawn(count * n, groups, seed=seed + 9).abs() / 300 + 1e-4
     spread = scale.repeat_interleave(128, 1)[:, :k]
     eight = (wide / spread).clamp(-448, 448).to(E4M3)
     matrix = ExpertMatrix(eight.view(count, n, k).to(device), scale.view(count, n, groups).to(device))
     return matrix, (eight.double() * spread.double()).view(count, n, k)
+
+
+def _integers(
+    device: str, dtype: torch.dtype, kind: str, count: int, n: int, k: int, seed: int
+) -> tuple[ExpertMatrix, Tensor]:
+    """In groups of the largest of 128, 64 and 32 that divides a row, or a row a group."""
+    bits, groups = int(kind[3]), 1 if "row" in kind else k // (k & -k if k & -k < 128 else 128)
+    rng, least = torch.Generator().manual_seed(seed), 0 if kind[3] == "4" else -128
+    numbers = torch.randint(least, least + 2**bits, (count, n, k), generator=rng)
+    zero = torch.randint(least, least + 2**bits, (count, n, groups), generator=rng).to(dtype)
+    scale = (drawn(count * n, groups, seed=seed + 9).abs() / 2**bits + 2.0**-bits).mul(k**-0.5).to(dtype)
+    scale, nothing = scale.view(count, n, groups), 8 if bits == 4 else 0
+    less = zero if "zeros" in kind else torch.full_like(zero, nothing)
+    worth = (numbers.unflatten(2, (groups, -1)) - less.double()[..., None]) * scale.double()[..., None]
+    stored = numbers.to(torch.int8)
+    if bits == 4:
+        halves = numbers.to(torch.uint8).view(count, n, k // 32, 2, 16)
+        stored = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).flatten(2)
+    beside = {"zero": zero.to(device)} if "zeros" in kind else {}
+    return ExpertMatrix(stored.to(device), scale.to(device), **beside), worth.flatten(2)
 
 
 def _from_four(octets: Tensor, scale: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3, spread
+from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 
 FOURS = 32  # the same of numbers in four bits
 E2M1 = (
@@ -29,15 +30,17 @@ E2M1 = (
 class ExpertMatrix:
     """E matrices [N, K] that are multiplied from the right: x [T, K] -> x @ matrix.T.
 
-    numbers: [E, N, K] of the model's dtype, or e4m3; or bytes [E, N, K / 2] of two numbers in four bits each (MXFP4:
-    e2m1, OCP Microscaling Formats 1.0): of 32 neighbours the first 16 are the lower halves of 16 bytes, the others the
-    upper ones.   scale: of e4m3 float32, a row's [E, N], or one for 128 neighbours of a row, [E, N, ceil(K / 128)]; of
-    four bits bytes [E, N, K / 32], of which each says 2 ** (byte - 127).   bias: [E, N] of the model's dtype.
+    numbers: [E, N, K] of the model's dtype, or e4m3, or int8; or bytes [E, N, K / 2] of two numbers in four bits each,
+    integers (`kernels/int_matrix.py`) or floats (MXFP4: e2m1, OCP Microscaling Formats 1.0): of 32 neighbours the first
+    16 are the lower halves of 16 bytes, the others the upper ones.   scale: of e4m3 float32, a row's [E, N], or one for
+    128 neighbours of a row, [E, N, ceil(K / 128)]; of MXFP4 bytes [E, N, K / 32], of which each says 2 ** (byte - 127);
+    of integers floats [E, N, groups], and zero alike, where they have zeros.   bias: [E, N] of the model's dtype.
     """
 
     numbers: Tensor
     scale: Tensor | None = None
     bias: Tensor | None = None
+    zero: Tensor | None = None
 
     @property
     def in_eight_bits(self) -> bool:
@@ -48,14 +51,33 @@ class ExpertMatrix:
         return self.numbers.dtype == torch.uint8
 
     @property
+    def in_fp4(self) -> bool:
+        return self.scale is not None and self.scale.dtype == torch.uint8
+
+    @property
+    def integers(self) -> int:
+        """The bits of an integer; 0: the numbers are none."""
+        return 8 if self.numbers.dtype == torch.int8 else 4 if self.in_four_bits and not self.in_fp4 else 0
+
+    @property
+    def group(self) -> int:
+        """Neighbours of a row of integers that share a scale."""
+        assert self.scale is not None
+        return self.numbers.shape[2] * (2 if self.in_four_bits else 1) // self.scale.shape[2]
+
+    @property
     def by_group(self) -> bool:
-        """Whether a row has several scales."""
-        return self.in_eight_bits and self.scale is not None and self.scale.dim() == 3
+        """Whether a row of integers or e4m3 has several scales."""
+        if self.scale is None or self.in_fp4 or self.scale.dim() < 3:
+            return False
+        return self.in_eight_bits or self.scale.shape[2] > 1
 
     def widened(self, expert: int) -> Tensor:
         """Returns an expert's matrix [N, K] in float32."""
-        if self.in_four_bits:
-            return self._from_four(expert)
+        if self.in_fp4:
+            return self._from_fp4(expert)
+        if self.integers:
+            return self._from_integers(expert)
         numbers = self.numbers[expert].float()
         if self.scale is None:
             return numbers
@@ -64,13 +86,20 @@ class ExpertMatrix:
             return numbers * scale[:, None]
         return numbers * spread(scale, numbers.shape[1])
 
-    def _from_four(self, expert: int) -> Tensor:
+    def _from_fp4(self, expert: int) -> Tensor:
         assert self.scale is not None
         octets = self.numbers[expert].unflatten(1, (-1, FOURS // 2))
         codes = torch.cat((octets & 15, octets >> 4), -1).long()
         worth = torch.tensor((*E2M1, *(-each for each in E2M1)), device=octets.device)
         powers = torch.exp2(self.scale[expert].float() - 127)
         return (worth[codes] * powers[..., None]).flatten(1)
+
+    def _from_integers(self, expert: int) -> Tensor:
+        assert self.scale is not None
+        four, scale = self.in_four_bits, self.scale[expert].float()
+        numbers = unpack_four(self.numbers[expert]) if four else self.numbers[expert]
+        zero = (ZERO_OF_FOUR if four else 0) if self.zero is None else self.zero[expert].float()[..., None]
+        return ((numbers.float().unflatten(1, (scale.shape[1], -1)) - zero) * scale[..., None]).flatten(1)
 
 
 @dataclass(slots=True, frozen=True)

@@ -203,12 +203,7 @@ class Maker:
 
     def _stacked(self, parts: list[Part], experts: int) -> Stacked:
         scheme = self._scheme(parts)
-        if not isinstance(scheme, ForExperts):
-            raise UsageError(
-                "experts are multiplied by wide weights or by float8: take --quantization fp8 or none, and a "
-                "checkpoint of such numbers",
-                param="quantization",
-            )
+        assert isinstance(scheme, ForExperts), "every scheme gives experts their numbers"
         return Stacked(scheme.weights(parts, self.dtype, self.device), scheme, experts)
 
     def _of_vocabulary(self, name: str, vocabulary: int, size: int) -> Part:

@@ -39,9 +39,8 @@ class Stacked:
 
     def take(self) -> ExpertMatrix:
         """Returns the numbers as operations take them, and lets the loaded form go."""
-        numbers, scale = self.scheme.arrays(self.loaded)
-        stacked = numbers.view(self.experts, -1, numbers.shape[1])
-        return ExpertMatrix(stacked, None if scale is None else scale.view(self.experts, -1, *scale.shape[1:]))
+        stacked = (each.view(self.experts, -1, *each.shape[1:]) for each in self.scheme.arrays(self.loaded))
+        return ExpertMatrix(**dict(zip(("numbers", "scale", "zero"), stacked, strict=False)))
 
 
 @dataclass(slots=True)

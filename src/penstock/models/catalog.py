@@ -20,7 +20,7 @@ class Served:
 
 
 _GPU = "CPU, GPU"
-_EXPERTS = "experts wide or in float8; their GPU kernels are not measured yet"
+_EXPERTS = "experts wide, in float8, int8 or int4; their GPU kernels are not measured yet"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
     "gemma2": Served("Gemma 2"),

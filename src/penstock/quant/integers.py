@@ -36,9 +36,11 @@ class IntStored:
         """A tied head is on no disk: of eight bits it is made here, of four it stays as it is."""
         return IntFromFloats(8).made_of(ops, matrix) if self.form.bits == 8 else plain_product(ops, matrix)
 
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, ...]:
+        return tuple(weights[name].take() for name in ("weight", "scale", "zero") if name in weights)
+
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
-        zero = weights["zero"].take() if "zero" in weights else None
-        return int_product(ops, weights["weight"].take(), weights["scale"].take(), zero)
+        return int_product(ops, *self.arrays(weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,15 @@ class IntFromFloats:
         group = matrix.shape[1] if self.bits == 8 else made_group(Part("lm_head", tuple(matrix.shape)))
         numbers, scale = to_int(matrix, self.bits, group, ops.dtype)
         packed = numbers if self.bits == 8 else pack_four(numbers.add_(ZERO_OF_FOUR).view(torch.uint8))
-        return int_product(ops, packed, scale, None)
+        return int_product(ops, packed, scale)
 
-    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, ...]:
         made = weights["weight"]
         assert isinstance(made, MadeInt)
-        return int_product(ops, made.take(), made.scale, None)
+        return made.take(), made.scale
+
+    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+        return int_product(ops, *self.arrays(weights))
 
 
 class MadeInt(MadeWeight):
@@ -107,7 +112,7 @@ def to_int(matrix: Tensor, bits: int, group: int, dtype: torch.dtype) -> tuple[T
     return rounded.to(torch.int8).flatten(1), scale
 
 
-def int_product(ops: Ops, numbers: Tensor, scale: Tensor, zero: Tensor | None) -> Product:
+def int_product(ops: Ops, numbers: Tensor, scale: Tensor, zero: Tensor | None = None) -> Product:
     """Returns the product by integers in the layout of kernels/int_matrix.py."""
     prepared = ops.prepare_linear_int(numbers, scale, zero, ops.dtype)
     return Product(ops.linear_int, prepared, prepared.form, prepared.streamed)

@@ -97,7 +97,7 @@ def _gptq(told: ToldObject) -> StoredQuantization:
         "act_group_aware", "offload_to_disk", "offload_to_disk_path",
     )  # fmt: skip
     told.one_of("pack_dtype", told.text("pack_dtype", "int32"), ("int32",))
-    ignored = _dynamic(told)
+    ignored = ("gate", *_dynamic(told))  # its writers leave routers of experts as they are, and don't say so
     zeros, kind = not told.flag("sym", True), cast(Kind, f"int{bits}")
     form = StoredForm(kind, *_grouped(told, told.take("group_size", -1)), zeros=zeros, packing=form_name)
     only = tuple(f".{name}" for name in _flat(told, told.take("modules_in_block_to_quantize", [])))

@@ -46,9 +46,9 @@ class Scheme(Protocol):
 class ForExperts(Scheme, Protocol):
     """A scheme whose numbers operations of experts take as they are."""
 
-    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, Tensor | None]:
-        """Returns numbers [out, in] and float32 scales, of rows [out] or of 128 neighbours [out, ceil(in / 128)], and
-        lets the loaded form go."""
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, ...]:
+        """Returns numbers [out, in], then scales and then zeros, where it has them, and lets the loaded form go: as
+        `kernels/expert_matrix.py` has those of an expert."""
 
 
 @runtime_checkable
@@ -65,8 +65,8 @@ class Plain:
     def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
         return {"weight": Weight([named(part, "weight") for part in parts], dtype, device)}
 
-    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, None]:
-        return weights["weight"].take(), None
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor]:
+        return (weights["weight"].take(),)
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
         return plain_product(ops, weights["weight"].take())

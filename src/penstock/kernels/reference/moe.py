@@ -52,7 +52,7 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
 
 def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
     """x [T, K] by an expert's matrix -> [T, N] of x's dtype. A row's scale comes behind its product."""
-    if matrix.by_group or matrix.in_four_bits:
+    if matrix.by_group or matrix.in_fp4 or matrix.integers:
         made = (x.float() @ matrix.widened(expert).T).to(x.dtype)
     else:
         made = x @ matrix.numbers[expert].to(x.dtype).T

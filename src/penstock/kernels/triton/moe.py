@@ -13,7 +13,7 @@ middle: one for as many neighbours as one program makes), up to 16 tokens as pai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -25,7 +25,9 @@ from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
 from penstock.kernels.triton.activation import swish
 from penstock.kernels.triton.fp8 import BITS, pointers, quantize_rows, store_fp8
 from penstock.kernels.triton.moe_route import Routes, route
+from penstock.kernels.triton.moe_steps import step, step_of_four, step_of_integers
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
+from penstock.kernels.triton.widen import FOUR
 
 UNSORTED = 4  # tokens up to which a pair is a tile of its own: experts that two of them share are read twice
 MOST_PAIRED = 16  # tokens
@@ -33,60 +35,19 @@ WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: t
 
 
 @triton.jit
-def _step(sums, low, w, x, x_low, x_at, inside, held, factor, SCALED: tl.constexpr, PAIRED: tl.constexpr,
-          EVEN_K: tl.constexpr):  # fmt: skip
-    """Adds weights [BN, BK] at pointers by rows [BM, BK] to sums [BN, BM]. factor: of this stretch of K (SCALED)."""
-    number = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0.0)
-    row = tl.load(x + x_at, mask=held, other=0.0)
-    number = number.to(row.dtype)
-    if SCALED:
-        made = tl.dot(number, row.T)
-        if PAIRED:
-            made += tl.dot(number, tl.load(x_low + x_at, mask=held, other=0.0).T) / 16.0
-        sums += made * factor
-    else:
-        sums = tl.dot(number, row.T, sums)
-        if PAIRED:
-            low = tl.dot(number, tl.load(x_low + x_at, mask=held, other=0.0).T, low)
-    return sums, low
-
-
-@triton.jit
-def _four(octets, powers, dtype: tl.constexpr):
-    """Numbers in the lower halves of bytes [R, C] by powers of two [R, C] -> of dtype, exactly. What stands beside the
-    sign are the last bits of a float's exponent and the first of its fraction, 2 ** 126 too small."""
-    octets = octets.to(tl.int32)
-    bits = ((octets & 8) << 28) | ((octets & 7) << 22)
-    return (bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * powers).to(dtype)
-
-
-@triton.jit
-def _step_of_four(
-    sums, w, w_scale, x, x_at, inside, held, there, R: tl.constexpr, C: tl.constexpr, EVEN_K: tl.constexpr
-):  # fmt: skip
-    """Adds weights in four bits at pointers [R, C], with a scale for 16 bytes [R, C / 16], by rows to sums [R, BM].
-    x_at: of the first 16 of each 32 of a row [BM, C].   inside, held, there: weights, rows' numbers [BM, C], scales."""
-    octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
-    powers = tl.load(w_scale, mask=there, other=0).to(tl.int32) << 23
-    spread = tl.broadcast_to(powers.to(tl.float32, bitcast=True)[:, :, None], (R, C // 16, 16)).reshape(R, C)
-    row = tl.load(x + x_at, mask=held, other=0.0)
-    sums = tl.dot(_four(octets, spread, row.dtype), row.T, sums)
-    row = tl.load(x + x_at + 16, mask=held, other=0.0)
-    return tl.dot(_four(octets >> 4, spread, row.dtype), row.T, sums)
-
-
-@triton.jit
 def _grouped(
-    x, x_low, x_scale, w, w_scale, bias, out, out_low, out_scale, pairs, tiles, chosen, N, K, slope, most,
+    x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, tiles, chosen, N, K, slope, most,
     TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, GATED: tl.constexpr,
     SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
+    INTEGERS: tl.constexpr, ZEROS: tl.constexpr,
     FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WG: tl.constexpr,
     XG: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """GATED: rows of x by token, out by slot, N of gate and up each; else rows of x by slot, out by pair.
 
     W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a part; 3: weights in
-    four bits, and scales of theirs.
+    MXFP4, and scales of theirs.   INTEGERS: what a byte of them holds, 0: they are none; those have scales, and ZEROS
+    perhaps, group by group: [experts, K / WG, outputs].
     """
     wait(EARLY)
     tile, block = tl.program_id(1), tl.program_id(0)
@@ -101,9 +62,10 @@ def _grouped(
         pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
         source = pair // TOP_K if GATED else slot
         matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)  # its row in all experts'
-        FOUR: tl.constexpr = W_SCALES == 3
+        MXFP4: tl.constexpr = W_SCALES == 3
+        HALVES: tl.constexpr = 2 if MXFP4 or INTEGERS == FOUR else 1
         octet, group = tl.arange(0, BK // 2), tl.arange(0, BK // 32)
-        if FOUR:
+        if HALVES == 2:
             w_row, below = w + matrix[:, None] * (K // 2) + octet[None, :], tl.cast(N, tl.int64) * (K // 2)
             lane = octet // 16 * 32 + octet % 16
         else:
@@ -115,13 +77,31 @@ def _grouped(
         for at in tl.range(0, K, BK, num_stages=STAGES):
             inside = (at + lane < K)[None, :]
             held = real[:, None] if EVEN_K else real[:, None] & inside
-            if FOUR:
+            if INTEGERS > 0:
+                of_w = (expert.to(tl.int64) * tl.cdiv(K, WG) + at // WG) * (2 * N if GATED else N) + tl.minimum(
+                    n, N - 1
+                )
+                w_factor, up_factor = 1.0, 1.0
+                if SCALED:
+                    w_factor = tl.load(w_scale + of_w)[:, None]
+                    if GATED:
+                        up_factor = tl.load(w_scale + of_w + N)[:, None]
+                sums = step_of_integers(
+                    sums, w_row + at // HALVES, w_zero + of_w, x, x_row + at, inside, held, w_factor, SCALED, INTEGERS,
+                    ZEROS, EVEN_K,
+                )  # fmt: skip
+                if GATED:
+                    up = step_of_integers(
+                        up, w_row + below + at // HALVES, w_zero + of_w + N, x, x_row + at, inside, held, up_factor,
+                        SCALED, INTEGERS, ZEROS, EVEN_K,
+                    )  # fmt: skip
+            elif MXFP4:
                 of_w, there = w_scale + (matrix * (K // 32) + at // 32)[:, None] + group, (at + group * 32 < K)[None, :]
-                sums = _step_of_four(
+                sums = step_of_four(
                     sums, w_row + at // 2, of_w, x, x_row + at, inside, held, there, BN, BK // 2, EVEN_K
                 )
                 if GATED:
-                    up = _step_of_four(
+                    up = step_of_four(
                         up,
                         w_row + below + at // 2,
                         of_w + N * (K // 32),
@@ -144,11 +124,11 @@ def _grouped(
                     w_factor = factor * tl.load(of_w)[:, None]
                     if GATED:
                         up_factor = factor * tl.load(of_w + N * tl.cdiv(K, WG))[:, None]
-                sums, low = _step(
+                sums, low = step(
                     sums, low, w_row + at, x, x_low, x_row + at, inside, held, w_factor, SCALED, PAIRED, EVEN_K
                 )
                 if GATED:
-                    up, up_low = _step(
+                    up, up_low = step(
                         up, up_low, w_row + below + at, x, x_low, x_row + at, inside, held, up_factor, SCALED, PAIRED,
                         EVEN_K,
                     )  # fmt: skip
@@ -231,21 +211,31 @@ class PreparedExperts:
 
 
 def prepare_experts(of: Experts) -> PreparedExperts:
-    """Returns what `experts` takes. Numbers stay as they are."""
+    """Returns what `experts` takes. Numbers stay as they are; scales and zeros of integers become float32 and stand
+    side by side, an expert's outputs of one group: asynchronous copies are of four bytes at least."""
+    of = replace(of, gate_up=_by_group(of.gate_up), down=_by_group(of.down))
     counts = torch.zeros(of.shape[0], dtype=torch.int32, device=of.down.numbers.device)
     return PreparedExperts(of, counts)
 
 
+def _by_group(matrix: ExpertMatrix) -> ExpertMatrix:
+    if not matrix.integers:
+        return matrix
+    scale, zero = (None if each is None else each.float().mT.contiguous().mT for each in (matrix.scale, matrix.zero))
+    return replace(matrix, scale=scale, zero=zero)
+
+
 def plan_of(tokens: int, of: Experts) -> Plan:
     """Returns how so many tokens are multiplied: rows as many as an expert has on average, and some more."""
+    if of.gate_up.integers:
+        return _plan_of_integers(tokens, of)
     eight, by_group = of.gate_up.in_eight_bits, of.gate_up.by_group or of.down.by_group
-    each = tokens * of.top_k / of.shape[0]
     if tokens <= UNSORTED:
-        inputs = 128 if by_group or of.gate_up.in_four_bits else 256
+        inputs = 128 if by_group or of.gate_up.in_fp4 else 256
         return Plan(Cut(16, 32, inputs, 4, 4), Cut(16, 32, inputs, 4, 4), False)
-    rows = 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128
+    rows = _rows_of(tokens, of)
     warps = 8 if rows == 128 else 4
-    if of.gate_up.in_four_bits:  # widened in registers, so that shared memory holds bytes
+    if of.gate_up.in_fp4:  # widened in registers, so that shared memory holds bytes
         return Plan(Cut(rows, 64, 128, 3, warps), Cut(rows, 64, 128, 3, warps), True)
     if not eight:
         outputs, stages = (128, 4) if rows == 128 else (64, 3 if rows == 64 else 4)
@@ -254,6 +244,21 @@ def plan_of(tokens: int, of: Experts) -> Plan:
     form: Form = "pair" if tokens <= MOST_PAIRED else "eight"
     stages = 3 if rows >= 64 else 4
     return Plan(Cut(rows, 128, 128, stages, warps, form), Cut(rows, 128, 128, stages, warps, form), True)
+
+
+def _rows_of(tokens: int, of: Experts) -> int:
+    each = tokens * of.top_k / of.shape[0]
+    return 16 if each <= 12 else 32 if each <= 24 else 64 if each <= 96 else 128
+
+
+def _plan_of_integers(tokens: int, of: Experts) -> Plan:
+    """They are widened in registers, a stretch of one group at a time."""
+    first, second = (min(128, each.group) if each.by_group else 128 for each in (of.gate_up, of.down))
+    if tokens <= UNSORTED:
+        return Plan(Cut(16, 32, first, 4, 4), Cut(16, 32, second, 4, 4), False)
+    rows = _rows_of(tokens, of)
+    warps = 8 if rows == 128 else 4
+    return Plan(Cut(rows, 64, first, 3, warps), Cut(rows, 64, second, 3, warps), True)
 
 
 def experts(x: Tensor, scores: Tensor, prepared: PreparedExperts, plan: Plan | None = None) -> Tensor:
@@ -309,17 +314,20 @@ def _launch(
     _, out_low, out_scale = (out, out, out) if eight is None else pointers(eight)
     by_row = isinstance(rows, Fp8Rows) and scale.shape[1] == 1
     slope, most = of.clamp or (1.0, 0.0)
-    early = has_pdl(x.device)
+    early, integers = has_pdl(x.device), matrix.integers
     _grouped[(triton.cdiv(n, cut.outputs), routes.count)](
-        x, low, scale, matrix.numbers, scale if matrix.scale is None else matrix.scale,
+        x, low, scale, matrix.numbers.view(torch.uint8) if integers else matrix.numbers,
+        scale if matrix.scale is None else matrix.scale, scale if matrix.zero is None else matrix.zero,
         scale if matrix.bias is None else matrix.bias, out, out_low, out_scale,
         routes.chosen if routes.pairs is None else routes.pairs,
         routes.chosen if routes.tiles is None else routes.tiles, routes.chosen, n, k, slope, most, TOP_K=of.top_k,
         HAS_BIAS=matrix.bias is not None, CLAMPED=of.clamp is not None, GATED=gated, SORTED=is_sorted,
-        W_SCALES=3 if matrix.in_four_bits else 0 if matrix.scale is None else 1 + matrix.by_group,
+        W_SCALES=3 if matrix.in_fp4 else 0 if matrix.scale is None else 1 + matrix.by_group, INTEGERS=integers,
+        ZEROS=matrix.zero is not None,
         X_SCALES=0 if isinstance(rows, Tensor) else 1 if by_row else 2,
         PAIRED=isinstance(rows, Fp8Rows) and rows.low is not None,
         FP8=0 if eight is None else BITS["eight" if eight.low is None else "pair"], WIDE=WIDE[of.dtype], BM=cut.rows,
-        BN=cut.outputs, BK=cut.inputs, WG=FP8_GROUP, XG=max(groups, 1), EVEN_K=k % cut.inputs == 0, STAGES=cut.stages,
+        BN=cut.outputs, BK=cut.inputs, WG=matrix.group if integers else FP8_GROUP,
+        XG=max(groups, 1), EVEN_K=k % cut.inputs == 0, STAGES=cut.stages,
         EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip

@@ -1,0 +1,79 @@
+"""A stretch of K of an expert's product: weights by rows, added to sums that lie turned round, [outputs, rows]. The
+weights are wide or e4m3 (`step`), MXFP4 (`step_of_four`), or integers (`step_of_integers`), and widened on their way.
+It knows tiles; no experts.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four
+
+
+@triton.jit
+def step(sums, low, w, x, x_low, x_at, inside, held, factor, SCALED: tl.constexpr, PAIRED: tl.constexpr,
+          EVEN_K: tl.constexpr):  # fmt: skip
+    """Adds weights [BN, BK] at pointers by rows [BM, BK] to sums [BN, BM]. factor: of this stretch of K (SCALED)."""
+    number = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0.0)
+    row = tl.load(x + x_at, mask=held, other=0.0)
+    number = number.to(row.dtype)
+    if SCALED:
+        made = tl.dot(number, row.T)
+        if PAIRED:
+            made += tl.dot(number, tl.load(x_low + x_at, mask=held, other=0.0).T) / 16.0
+        sums += made * factor
+    else:
+        sums = tl.dot(number, row.T, sums)
+        if PAIRED:
+            low = tl.dot(number, tl.load(x_low + x_at, mask=held, other=0.0).T, low)
+    return sums, low
+
+
+@triton.jit
+def _four(octets, powers, dtype: tl.constexpr):
+    """Numbers in the lower halves of bytes [R, C] by powers of two [R, C] -> of dtype, exactly. What stands beside the
+    sign are the last bits of a float's exponent and the first of its fraction, 2 ** 126 too small."""
+    octets = octets.to(tl.int32)
+    bits = ((octets & 8) << 28) | ((octets & 7) << 22)
+    return (bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * powers).to(dtype)
+
+
+@triton.jit
+def step_of_four(
+    sums, w, w_scale, x, x_at, inside, held, there, R: tl.constexpr, C: tl.constexpr, EVEN_K: tl.constexpr
+):  # fmt: skip
+    """Adds weights in four bits at pointers [R, C], with a scale for 16 bytes [R, C / 16], by rows to sums [R, BM].
+    x_at: of the first 16 of each 32 of a row [BM, C].   inside, held, there: weights, rows' numbers [BM, C], scales."""
+    octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
+    powers = tl.load(w_scale, mask=there, other=0).to(tl.int32) << 23
+    spread = tl.broadcast_to(powers.to(tl.float32, bitcast=True)[:, :, None], (R, C // 16, 16)).reshape(R, C)
+    row = tl.load(x + x_at, mask=held, other=0.0)
+    sums = tl.dot(_four(octets, spread, row.dtype), row.T, sums)
+    row = tl.load(x + x_at + 16, mask=held, other=0.0)
+    return tl.dot(_four(octets >> 4, spread, row.dtype), row.T, sums)
+
+
+@triton.jit
+def step_of_integers(
+    sums, w, zero, x, x_at, inside, held, factor, SCALED: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """Adds integers less their zeros [BN] by rows to sums [BN, BM]. KIND: FOUR: bytes of two numbers [BN, BK / 2], with
+    x_at of the first 16 of each 32 of a row; else of one [BN, BK].   factor: of this stretch of K [BN, 1] (SCALED)."""
+    octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
+    row = tl.load(x + x_at, mask=held, other=0.0)
+    less = tl.full((w.shape[0], 1), 8.0 if KIND == FOUR else 0.0, tl.float32)
+    if ZEROS:
+        less = tl.load(zero)[:, None]
+    made = tl.zeros_like(sums) if SCALED else sums
+    if KIND == FOUR:
+        low, high = widen_four(octets, less, less, row.dtype)
+        made = tl.dot(low, row.T, made)
+        made = tl.dot(high, tl.load(x + x_at + 16, mask=held, other=0.0).T, made)
+    else:
+        number = widen_eight(octets, KIND, row.dtype)
+        if ZEROS:
+            number -= less.to(row.dtype)
+        made = tl.dot(number, row.T, made)
+    return sums + made * factor if SCALED else made

@@ -22,8 +22,9 @@ def test_routes(rows, shape):
     cases.check_routes(CPU, tokens, count, top_k, rows, renormalise=tokens != 40)
 
 
-@pytest.mark.parametrize("kind", cases.KINDS)
-@pytest.mark.parametrize("tokens", [1, 9, 40])
+@pytest.mark.parametrize(
+    ("kind", "tokens"), [(k, t) for k in cases.KINDS for t in (1, 9, 40) if t != 9 or not k.startswith("int")]
+)
 def test_experts(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2)
 

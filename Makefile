@@ -27,6 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A stamp tells that a part is in; one older than pyproject.toml is looked at again. With PY=... there are none.
 # Two test workers of one thread each are faster than one of two: the tests' models are tiny. Files are handed out in
 # the order of their names, not by their number of tests: the few long tests of a file come early, short ones are last.
+# Bytecode is kept, whatever the shell says: tests start hundreds of processes, and each would compile the package anew.
 ifeq ($(origin PY),command line)
 export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
@@ -51,7 +52,7 @@ demo: $(RUNTIME)
 	$(PY) -m penstock demo $(DEMO)
 
 test: $(DEVELOPMENT)
-	$(PY) -m pytest $(WORKERS) $(TESTS)
+	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(WORKERS) $(TESTS)
 
 check: lint types laws almanac
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import shutil
 import signal
 import sys
 from functools import cache
@@ -20,6 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Triton decides as it is loaded whether its own functions are interpreted, and transformers loads it: where no GPU is
+# to be found this comes before any test file, in whatever order they are named.
+if not (shutil.which("nvidia-smi") or Path("/proc/driver/nvidia/version").exists()):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell's background job and much that runs in CI is started deaf to Ctrl-C, one of nohup to a hangup, and so would
 # every child of a test be. A handler is not passed on to them: under nohup the tests themselves outlive a hangup still.

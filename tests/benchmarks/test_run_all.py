@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import streams
 import torch
 
 pytestmark = pytest.mark.torch
+at_length = pytest.mark.skipif(not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability")
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -65,6 +67,7 @@ def test_tokens_of_streams_find_their_steps() -> None:
             streams.token_steps(streams_part(bad, [arrivals[0], [1.95, 2.5]], words), log, words)
 
 
+@at_length
 def test_streams_through_a_server_of_two_processes(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "streams.py"), "--streams", "12", "--rate", "40", "--seconds", "0.5"]
     command += ["--clients", "1", "--api-server-count", "2", "--json"]

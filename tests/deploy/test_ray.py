@@ -208,7 +208,7 @@ def served(driver: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     words = make_folder(folder, Orders(step_seconds=0.02), rows=4, longest=512)
     (port,) = free_ports(1)
     deployment = RayDeployment(
-        min_replicas=0, max_replicas=2, target_seconds=1.0, upscale_delay=0.5, downscale_delay=1.0, host="127.0.0.1",
+        min_replicas=0, max_replicas=2, target_seconds=1.0, upscale_delay=0.3, downscale_delay=0.5, host="127.0.0.1",
         served_model_name="fake", startup_timeout=60.0, knobs={"model": str(folder)},
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:

@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], 
     for number in (1, 2):
         others.append(tmp_path_factory.mktemp("weights") / f"step-{number}")
         others[-1].mkdir()
-        turned = Shape(words=words[number:] + words[:number], load_seconds=2.0 * (number == 2))
+        turned = Shape(words=words[number:] + words[:number], load_seconds=1.0 * (number == 2))
         (others[-1] / SHAPE).write_bytes(msgspec.json.encode(turned))
     return first, list(words), others
 
@@ -157,7 +157,7 @@ def test_what_runs_and_what_comes_goes_on_behind_a_sleep(loop: asyncio.Runner, f
             assert client.asleep == ("weights", "kv_cache") and not client.idle
             await asyncio.sleep(0.1)
             heard = client.stats()["generation_tokens"]
-            await asyncio.sleep(2.0)  # longer than a step may take: nobody takes it for stuck
+            await asyncio.sleep(1.0)  # longer than a step may take: nobody takes it for stuck
             assert client.alive and client.step_age == 0 and client.stats()["generation_tokens"] == heard
             await client.control(Control(WAKE_UP, mode="keep", tags=["weights"]))
             assert client.asleep == ("kv_cache",)

@@ -68,11 +68,13 @@ def _plain(asks: list[Ask], steps: int, **config: Any) -> list[StepTokens]:
         runner.close()
 
 
-@pytest.mark.parametrize("asks", [ASKS[:1], ASKS], ids=["one row", "every"])
-def test_tokens_and_logprobs_are_the_plain_steps(asks: list[Ask], request: pytest.FixtureRequest) -> None:
-    want = _plain(asks, 2)
+@pytest.mark.parametrize(("asks", "shape"), [(ASKS[:1], {}), (ASKS, ONE_LAYER)], ids=["one row", "every"])
+def test_tokens_and_logprobs_are_the_plain_steps(
+    asks: list[Ask], shape: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    want = _plain(asks, 2, **shape)
     request.getfixturevalue("by_triton")
-    runner = tiny_runner()
+    runner = tiny_runner(**shape)
     assert runner._state is not None and runner._state.ops.compiled and runner._state.model.ops.one_row is not None
     found = _steps(runner, asks, 2)
     runner.close()
@@ -227,7 +229,7 @@ def test_a_row_that_is_not_finite_ends_alone_and_its_blocks_are_as_good_as_new(b
         rows = [host.row(1, list(range(9, 21)), 40, ask)]
         first = host.run([bad, *rows], 2, ahead=1).tolist()
         host.next_block = 1  # all of them are handed out again
-        told[poison] = first, host.run([host.row(i, [8 + i] * 5, 40, ask) for i in range(1)], 2).tolist()
+        told[poison] = first, host.run([host.row(0, [8] * 5, 40, ask)], 2).tolist()
         assert isinstance(runner._state, DeviceStep) and host.clears is (poison is not None)
         assert all(layer.worth(torch.tensor(bad.blocks)).isfinite().all() for layer in runner._state.kv.layers)
         runner.close()

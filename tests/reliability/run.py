@@ -161,6 +161,14 @@ def that_draw() -> list[str]:
     return [str(path.relative_to(tests)) for path in found if "from hypothesis import" in path.read_text()]
 
 
+def at_length() -> list[str]:
+    """The test files with tests that `make test` leaves out, but for those that are a part of their own."""
+    found = sorted((ROOT / "tests").glob("*/**/test_*.py"))
+    own = ("deploy/test_ray.py", "server/process/test_serve.py", "llm/test_structured_outputs.py")
+    names = [str(path.relative_to(ROOT / "tests")) for path in found if "PENSTOCK_RELIABILITY" in path.read_text()]
+    return [name for name in names if name not in own]
+
+
 HUNG = {"step_timeout": 1.0}
 PARTS = (
     Part("load held", "burst, held", "10,000 requests at once, a queue of 2,000, no step meanwhile", held),
@@ -184,6 +192,10 @@ PARTS = (
     Part(
         "load held", "soak", "2 minutes of whole answers, streams, cuts, batches; `make soak` takes 60",
         part(lambda folder, size: soak.soak(folder, 2 * size)),
+    ),
+    Part(
+        "load held", "at length", "tests too long for `make test`: benchmarks from end to end",
+        tests(*at_length()), timeless=True,
     ),
     Part(
         "faults survived", "cut streams", "2,000 requests cut at random states",

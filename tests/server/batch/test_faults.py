@@ -21,7 +21,7 @@ def test_killed_at_random_points_every_line_comes_out_once(tmp_path: Path) -> No
 
 
 def test_a_fault_at_a_touch_of_the_disk_costs_nothing(tmp_path: Path) -> None:
-    faults = try_all(tmp_path, 20, every=24)
+    faults = try_all(tmp_path, 20, every=30)
     assert all(count >= 2 for count in faults.tried.values()), faults.tried
     assert faults.report.faults() == []
 

@@ -33,6 +33,7 @@ from penstock.kernels.triton.rotary import store_eight_v, store_kv, to_eight
 
 PARTS = 16  # programs that share a row and KV head, at most
 TOKENS = 64  # of a tile; a part has at least one
+JOINED = 4096  # numbers of parts that a program joins at once, of all queries of a KV head
 EARLY = 2  # pdl.py
 
 
@@ -80,19 +81,32 @@ def _new_token(
 
 @triton.jit
 def _join(
-    part, part_lse, out, head, used, lane, inside, RATIO: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
+    part, part_lse, out, head, used, RATIO: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the answers of a KV head's queries from what `used` parts have left of them."""
-    place = tl.arange(0, PARTS)
-    there = place < used
-    for query in tl.static_range(RATIO):
-        at = (head * RATIO + query) * PARTS + place
+    """Writes the answers of a KV head's queries from what `used` parts have left of them: a column is a number of an
+    answer, and all that AT_ONCE parts have of all columns is on its way together (a query after the other took 2.9 us a
+    layer of a 1B more, 2.1 of an 8B)."""
+    column = tl.arange(0, COLUMNS)
+    query, lane = column // WIDTH_PAD, column % WIDTH_PAD
+    inside = (query < RATIO) & (lane < WIDTH)
+    row = (head * RATIO + query) * PARTS
+    place = tl.arange(0, AT_ONCE)
+    largest = tl.full([COLUMNS], -1e30, tl.float32)
+    total = tl.zeros([COLUMNS], tl.float32)
+    mixed = tl.zeros([COLUMNS], tl.float32)
+    for begin in range(0, used, AT_ONCE):
+        at = row[None, :] + begin + place[:, None]
+        there = (begin + place < used)[:, None] & inside[None, :]
         seen = tl.load(part_lse + at, mask=there, other=-1e30, cache_modifier=".cg")
-        mask = there[:, None] & inside[None, :]
-        each = tl.load(part + at[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-        share = tl.exp2(seen - tl.max(seen, 0))
-        mixed = tl.sum(each * share[:, None], 0) / tl.sum(share, 0)
-        tl.store(out + (head * RATIO + query) * WIDTH + lane, mixed.to(out.dtype.element_ty), mask=inside)
+        each = tl.load(part + at * WIDTH + lane[None, :], mask=there, other=0.0, cache_modifier=".cg")
+        larger = tl.maximum(largest, tl.max(seen, 0))
+        shrink, share = tl.exp2(largest - larger), tl.exp2(seen - larger[None, :])
+        total = total * shrink + tl.sum(share, 0)
+        mixed = mixed * shrink + tl.sum(each * share, 0)
+        largest = larger
+    answers = (mixed / total).to(out.dtype.element_ty)
+    tl.store(out + (head * RATIO + query) * WIDTH + lane, answers, mask=inside)
 
 
 @triton.jit(
@@ -104,7 +118,8 @@ def _attend_one(
     capacity, window, scale, cap, stride_block, stride_blocks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr,
     RATIO_PAD: tl.constexpr, RAW: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
-    SINKS: tl.constexpr, CAPPED: tl.constexpr, EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, SINKS: tl.constexpr, CAPPED: tl.constexpr, EIGHT: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RAW: q is the product of qkv, nothing is rotated, and the new token's K and V are stored nowhere yet."""
     RATIO: tl.constexpr = HEADS // KV_HEADS
@@ -187,7 +202,7 @@ def _attend_one(
         tl.debug_barrier()
         if tl.atomic_add(arrived + head, 1, sem="acq_rel") == used - 1:
             tl.store(arrived + head, 0)
-            _join(part, part_lse, out, head, used, lane, inside, RATIO, WIDTH, PARTS)
+            _join(part, part_lse, out, head, used, RATIO, COLUMNS, WIDTH, WIDTH_PAD, PARTS, AT_ONCE)
 
 
 def attend_one(
@@ -219,6 +234,8 @@ def _launch(
     lse = torch.empty((heads, PARTS), dtype=torch.float32, device=device)
     out = torch.empty((1, heads, width), dtype=q.dtype, device=device)
     can = has_pdl(device)
+    width_pad = max(16, triton.next_power_of_2(width))
+    columns = triton.next_power_of_2(heads // kv_heads) * width_pad
     where = (lse, lse, lse) if cos_sin is None else (cos_sin, inputs.positions, inputs.slots)
     _attend_one[(kv_heads, PARTS)](
         q, *where, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks,
@@ -226,10 +243,10 @@ def _launch(
         decode.table, decode.rows, decode.length,
         decode.table.shape[1] * 16, window or 0, scale * LOG2_E, (softcap or 1.0) * LOG2_E, kv.keys.stride(0),
         decode.table.stride(0), HEADS=heads,
-        KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=max(16, triton.next_power_of_2(width)),
+        KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=width_pad,
         RATIO_PAD=least_queries(heads // kv_heads, kv), RAW=cos_sin is not None, WINDOWED=window is not None,
-        TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, SINKS=sinks is not None,
-        CAPPED=softcap is not None, EIGHT=kv.eight,
+        TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, COLUMNS=columns,
+        AT_ONCE=max(1, min(PARTS, JOINED // columns)), SINKS=sinks is not None, CAPPED=softcap is not None, EIGHT=kv.eight,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=EARLY * can, num_warps=4, num_stages=2,
         launch_pdl=bool(can),
     )  # fmt: skip

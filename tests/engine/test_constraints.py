@@ -18,13 +18,15 @@ from toy_constraint import Alternating, holds
 
 from penstock.config import Config
 from penstock.engine.build_engine import build_engine
-from penstock.engine.engine import Engine
-from penstock.engine.grammars import Grammars
+from penstock.engine.engine import Engine, Refused
+from penstock.engine.mask_pool import MaskPool
 from penstock.request import Request, SamplingParams, StructuredOutputsParams
 from penstock.schedule.constraint import Constraint
-from penstock.schedule.guides import MaskMakers
+from penstock.schedule.guides import MasksHere
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import Flight, LateMasks
+from penstock.text.grammar import GrammarCompiler, grammar_text
+from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -51,12 +53,17 @@ class Grammar:
     alone: list[dict[int, list[int]]]
 
 
-def _run(engine: Engine, grammar: Grammar) -> list[dict[int, list[int]]]:
+def _run(
+    engine: Engine, grammar: Grammar, through: Callable[[Request], Refused | None] | None = None
+) -> list[dict[int, list[int]]]:
     """All requests at once -> tokens by sample, of each."""
     for number, (prompt, params) in enumerate(zip(PROMPTS, grammar.asked, strict=True)):
         request = Request(request_id=number, prompt=np.array(prompt, np.int32).tobytes(), sampling=replace(params))
         constrain = (lambda sample: grammar.make()) if number in CONSTRAINED else None
-        engine.scheduler.submit(request, constrain)
+        if through is None:
+            engine.scheduler.submit(request, constrain)
+        else:
+            assert through(request) is None
     out: list[dict[int, list[int]]] = [{} for _ in PROMPTS]
     while engine.has_work:
         deltas = engine.step()
@@ -77,7 +84,8 @@ def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
     make: Callable[[], Constraint] = lambda: Alternating(VOCABULARY, (END,), forces=True)  # noqa: E731
     asked = ASKED
     if request.param == "regex":
-        make = Grammars(folder, VOCABULARY, (END,)).compile(StructuredOutputsParams(regex=REGEX)).matcher
+        compiler = GrammarCompiler(Tokenizer.load(folder, vocab_size=VOCABULARY), (END,))
+        make = compiler.compile(grammar_text(StructuredOutputsParams(regex=REGEX))).matcher
         asked = [replace(params, allowed_token_ids=None) for params in ASKED]  # they bar what the regex needs
     twin = logits_of(folder)
     alone = [
@@ -141,7 +149,7 @@ def test_masks_that_are_late_sit_their_own_rows_out(knobs: dict[str, Any], folde
     config = Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", dtype="float32", **SIZES | knobs)
     engine, _ = build_engine(config)
     threads, draw = ByTurns(), engine.runner.draw
-    engine.scheduler = Scheduler(engine.scheduler.limits, makers=MaskMakers(threads))
+    engine.scheduler = Scheduler(engine.scheduler.limits, makers=MasksHere(threads))
 
     def drawn(late: LateMasks) -> Flight:
         threads.run()  # in time for the next step
@@ -153,6 +161,28 @@ def test_masks_that_are_late_sit_their_own_rows_out(knobs: dict[str, Any], folde
         assert engine.scheduler.stats()["late_masks"] > 10
     finally:
         engine.runner.close()
+
+
+@pytest.mark.parametrize("grammar", ["regex"], indirect=True)
+@pytest.mark.parametrize("knobs", [{"steps_ahead": 1}, {"steps_ahead": 3, "preempt_every": 3}], ids=str)
+def test_masks_of_processes_are_the_same(knobs: dict[str, Any], folder: Path, grammar: Grammar) -> None:
+    """Two processes share what is asked; the engine's own way from a form to masks."""
+    config = Config.of(model=str(folder), device="cpu", dtype="float32", **SIZES | knobs)
+    engine, _ = build_engine(config)
+    pool = MaskPool(folder, VOCABULARY, (END,), processes=2)
+    engine.masks, engine.scheduler = pool, Scheduler(engine.scheduler.limits, makers=pool)
+    form = StructuredOutputsParams(regex=REGEX)
+    asked = [
+        replace(params, structured_outputs=form) if number in CONSTRAINED else params
+        for number, params in enumerate(grammar.asked)
+    ]
+    try:
+        for _ in range(2):  # the second time the form is known
+            assert _run(engine, replace(grammar, asked=asked), through=engine.submit) == grammar.alone
+        assert not pool.held and len(pool.processes) == 2
+        engine.scheduler.check()
+    finally:
+        engine.close()
 
 
 def test_a_row_with_a_grammar_takes_part_in_each_step(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.engine.engine import Engine
 from penstock.engine.fitted import fit, open_fitted
-from penstock.engine.grammars import Grammars
+from penstock.engine.mask_pool import MaskPool
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import UsageError
 from penstock.execute.wake_gpu import wake_gpu
@@ -71,9 +71,9 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
     if slow := runner.describe().get("slow"):
         print(f"penstock: {slow}", file=sys.stderr)
     try:
-        engine = engine_over(runner, config)
-        if not config.model.skip_tokenizer_init:
-            engine.grammars = Grammars(folder, runner.vocab_size, tuple(runner.eos_token_ids))
+        ends = tuple(runner.eos_token_ids)
+        masks = None if config.model.skip_tokenizer_init else MaskPool(folder, runner.vocab_size, ends)
+        engine = engine_over(runner, config, masks)
     except BaseException:
         runner.close()
         raise
@@ -91,7 +91,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
     return engine, facts
 
 
-def engine_over(runner: TorchRunner, config: Config) -> Engine:
+def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = None) -> Engine:
     """Returns an engine with a scheduler of its own over a runner that is ready and whose last engine, if it had one,
     has no work. Rows and tokens of a step may be fewer than the runner was opened with: config's, where it names them.
     """
@@ -114,9 +114,11 @@ def engine_over(runner: TorchRunner, config: Config) -> Engine:
             sharing=SharingCosts() if schedule.prefix_groups == "always" else runner.sharing,
             preempt_every=schedule.preempt_every,
             seed=config.model.seed,
-        )
+        ),
+        makers=masks,
+        mask_room=runner.mask_words,
     )
-    return Engine(scheduler, runner, schedule.steps_ahead, limit_of(runner))
+    return Engine(scheduler, runner, schedule.steps_ahead, limit_of(runner), masks)
 
 
 def limit_of(runner: TorchRunner) -> RooflineGauge | None:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.engine.grammars import Grammars
+from penstock.engine.mask_pool import MaskPool
 from penstock.engine.pace import StepPace
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
@@ -44,7 +44,7 @@ class Refused:
 
 class Engine:
     """A scheduler and a runner, turned by step(). `limit`: where it is known what the hardware can do at most.
-    grammars: makes constraints of structured outputs; without them such a request is refused."""
+    masks: makes those of structured outputs, the scheduler's too; without it such a request is refused."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Engine:
         runner: Runner,
         steps_ahead: int = 1,
         limit: RooflineGauge | None = None,
-        grammars: Grammars | None = None,
+        masks: MaskPool | None = None,
     ) -> None:
-        self.grammars = grammars
+        self.masks = masks
         self.weights_version = FIRST_WEIGHTS
         self.asleep: tuple[str, ...] = ()  # by tags; while something sleeps no step may be launched
         self.scheduler, self.runner, self.steps_ahead, self.limit = scheduler, runner, steps_ahead, limit
@@ -77,7 +77,7 @@ class Engine:
             if form is None:
                 self.scheduler.submit(request)
             else:
-                self.scheduler.submit(request, Grammars.factory(self.grammars, request.sampling))
+                self.scheduler.submit(request, MaskPool.factory(self.masks, request.sampling))
         except PenstockError as error:
             return Refused.of(request.request_id, error)
         except Exception:
@@ -196,6 +196,12 @@ class Engine:
             self.runner.wake_up(TAGS if tags is None else tags)
         finally:
             self.asleep = self.runner.asleep
+
+    def close(self) -> None:
+        """Ends the device's work and the processes that make masks. Idempotent."""
+        self.runner.close()
+        if self.masks is not None:
+            self.masks.close()
 
     def stats(self) -> dict[str, float]:
         """The scheduler's and the runner's gauges and counters, the rate now, the expected end of all that is known,

@@ -21,9 +21,9 @@ import msgspec
 from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts, build_engine
 from penstock.engine.channel import Ask, Cancel, ControlOf, EngineEnd, Failed, Heard, Left, Ready, StepOutputs
+from penstock.engine.compile_queue import CompileQueue
 from penstock.engine.control import ControlQueue, Weights
 from penstock.engine.engine import Engine, Refused
-from penstock.engine.grammars import CompileQueue
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import EngineError, PenstockError
 from penstock.parent_death import begin_child
@@ -61,7 +61,7 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
         gc.freeze()
         end.send_up(Ready(facts))
         _turn(engine, end, Watchdog(start.step_timeout))
-        engine.runner.close()
+        engine.close()
     except PenstockError as error:
         end.send_up(Failed(type(error).__name__, str(error), error.param))
         return error.exit_code
@@ -77,7 +77,7 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
     """The loop: words down, a step, news up; it sleeps on the channel where there is no work."""
     told = 0.0
     idle = False
-    compiling, controls = CompileQueue(engine.grammars), ControlQueue(engine)
+    compiling, controls = CompileQueue(engine.masks), ControlQueue(engine)
     later: list[Heard] = []  # while something is to be done between steps, or it sleeps: what came for requests
     while True:
         refused: list[Refused] = []

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from penstock.errors import CapacityError
 from penstock.execute.device_step import DeviceStep
@@ -24,6 +26,7 @@ from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.reload import take_weights
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.sleep import RestingWeights, give_back
+from penstock.execute.staging import MaskRooms
 from penstock.execute.warm import warm
 from penstock.execute.window_tables import WindowTables
 from penstock.kernels.binaries import BinaryCounts
@@ -67,6 +70,7 @@ class TorchRunner:
         self.max_model_len = limits.max_model_len
         self.max_batched_tokens = limits.max_batched_tokens
         self.mask_slots = limits.mask_slots
+        self._mask_rooms = MaskRooms(limits.mask_slots, -(-config.vocab_size // 32), device)
         self.vocab_size = config.vocab_size
         self.eos_token_ids = end_ids
         self.sampling_defaults = sampling_defaults
@@ -122,6 +126,10 @@ class TorchRunner:
     def draw(self, late: LateMasks) -> Flight:
         """Ends the step that was launched last, which draws late, and returns at once."""
         return self._executor.launch(lambda: self._end(late))
+
+    def mask_words(self, count: int) -> NDArray[np.int32]:
+        """Returns room [count, words] for the masks that a late draw is told."""
+        return self._mask_rooms.next(count)
 
     def counts(self) -> dict[str, int]:
         """Kernels since the runner was ready: `jit_compiles`, with the stubs that launch them, and `jit_loads`. Of the

@@ -113,6 +113,24 @@ class Staging:
         return True
 
 
+class MaskRooms:
+    """Rooms for the masks of late draws, [slots, words] each, which a GPU copies from where they lie. They are made
+    when the first is asked for; one comes round again when the draw that it was last for has been read."""
+
+    def __init__(self, slots: int, words: int, device: torch.device) -> None:
+        self._shape, self._device = (slots, words), device
+        self._ring: list[Int32] = []
+        self._turn = 0
+
+    def next(self, count: int) -> Int32:
+        """Returns the first `count` masks' room of the next."""
+        if not self._ring:
+            there = self._device.type == "cuda"
+            self._ring = [torch.zeros(self._shape, dtype=torch.int32, pin_memory=there).numpy() for _ in range(RING)]
+        self._turn = (self._turn + 1) % RING
+        return self._ring[self._turn][:count]
+
+
 @dataclass(slots=True)
 class _Buffer:
     pinned: Tensor

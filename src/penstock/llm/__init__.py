@@ -76,11 +76,11 @@ class LLM(BetweenCalls, LabelScorer):
         try:
             self._tokenizer = None if reading is None else reading.result()
         except BaseException:
-            self._engine.runner.close()
+            self._engine.close()
             raise
         self._client = Client(self.facts, self._tokenizer, self._down)
         # An LLM that is dropped without close() gives its memory back too; so does the end of the interpreter.
-        self._finalizer = weakref.finalize(self, self._engine.runner.close)
+        self._finalizer = weakref.finalize(self, self._engine.close)
 
     def _open_replicas(self) -> None:
         from penstock.llm.replicas import ReplicaEngines

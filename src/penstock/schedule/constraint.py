@@ -1,9 +1,10 @@
 """Constraint: what may come next in one sample, said by somebody who knows a grammar; the scheduler sees numbers.
 
 A row with a constraint is drawn only when all of its tokens have been read, since its mask needs the last one: its step
-draws late. It keeps its constraint through preemption. A constraint is used by one thread at a time, not always the
-same. In a request with constraints min_tokens is their own affair: to bar a row's ends where a grammar leaves nothing
-else would leave no token. It knows no text, no rows.
+draws late. It keeps its constraint through preemption. Who makes masks (guides.MaskMakers) may keep constraints in
+another process, where the scheduler knows them by what stands for them. In a request with constraints min_tokens is
+their own affair: to bar a row's ends where a grammar leaves nothing else would leave no token. It knows no text, no
+rows.
 """
 
 from __future__ import annotations
@@ -31,4 +32,5 @@ class Constraint(Protocol):
         """Takes so many of the last accepted tokens back."""
 
 
-ConstraintFactory = Callable[[int], Constraint | None]  # sample index within its request -> its constraint, if any
+# Sample index within its request -> its constraint, or what stands for it; None: it has none.
+ConstraintFactory = Callable[[int], object | None]

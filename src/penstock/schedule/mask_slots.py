@@ -9,19 +9,30 @@ token ids and constraints; no blocks, no text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from penstock.schedule.guides import Guide, MaskMakers
+from penstock.schedule.guides import Guide, MaskMakers, MasksHere
 from penstock.schedule.request_state import RequestState
-from penstock.schedule.rows import FREE, RUNNING, Rows
+from penstock.schedule.rows import FREE, PREEMPTED, RUNNING, Rows
 from penstock.schedule.step import Bool, Drafts, Int32, Int64, LateMasks, Masks, StepPlan
 
 
 class MaskSlots:
     """`count` slots for the rows of one scheduler."""
 
-    def __init__(self, count: int, rows: Rows, vocabulary: int, makers: MaskMakers | None = None) -> None:
-        self.rows, self.vocabulary, self.makers = rows, vocabulary, makers or MaskMakers()
+    def __init__(
+        self,
+        count: int,
+        rows: Rows,
+        vocabulary: int,
+        makers: MaskMakers | None = None,
+        room: Callable[[int], Int32] | None = None,
+    ) -> None:
+        """room: what gives the masks of a late draw [n, words] their memory; None: it is new each time."""
+        self.rows, self.vocabulary = rows, vocabulary
+        self.makers: MaskMakers = makers or MasksHere()
         self._free = list(range(count - 1, -1, -1))
         self._users: Int32 = np.zeros(count, np.int32)  # rows that have a slot
         self._static: dict[bytes, int] = {}  # allowed ids -> slot
@@ -29,6 +40,7 @@ class MaskSlots:
         self._fresh: list[int] = []  # static slots that were given out and not sent yet
         self._guides: dict[int, Guide] = {}  # row -> its sample's
         self._any_token = self._words(b"")
+        self._room = room or (lambda n: np.empty((n, self._any_token.size), np.int32))
 
     def room(self, live: RequestState) -> int:
         """Returns how many tails of this request the free slots are enough for."""
@@ -70,13 +82,26 @@ class MaskSlots:
         slots, counts = np.unique(self.rows.mask_slot[rows], return_counts=True)
         self._users[slots] -= counts.astype(np.int32)
         self.rows.mask_slot[rows] = -1
-        for row in rows[self.rows.constrained[rows]].tolist():
-            del self._guides[row]
+        constrained = rows[self.rows.constrained[rows]]
+        guides = [self._guides.pop(row) for row in constrained.tolist()]
+        ended = self.rows.state[constrained] != PREEMPTED
+        self._end([guide for guide, over in zip(guides, ended.tolist(), strict=True) if over])
         self.rows.constrained[rows] = False
         for slot in slots[self._users[slots] == 0].tolist():
             self._free.append(slot)
             if slot in self._ids:
                 del self._static[self._ids.pop(slot)]
+
+    def forget(self, live: RequestState) -> None:
+        """Lets go of what a request's samples were held to; all of them have ended."""
+        self._end([guide for guide in live.guides.values() if guide is not None])
+
+    def _end(self, guides: list[Guide]) -> None:
+        going = [guide for guide in guides if not guide.over]
+        for guide in going:
+            guide.over = True
+        if going:
+            self.makers.end(going)
 
     def launchable(self, rows: Int32, read: int) -> Int32:
         """Returns the rows [k] without those whose mask needs a token of a flight after read + 1, which is read before
@@ -136,7 +161,7 @@ class MaskSlots:
             where += range(query, query + len(said))
         return LateMasks(
             slots=self.rows.mask_slot[list(words)],
-            words=np.stack(list(words.values())) if words else np.zeros((0, self._any_token.size), np.int32),
+            words=np.stack([*words.values()], out=self._room(len(words))) if words else self._room(0),
             sit_out=np.array(out, np.int32),
             forced=np.array(where, np.int64),
             tokens=np.array(tokens, np.int32),

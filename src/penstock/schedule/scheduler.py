@@ -10,6 +10,7 @@ only once every flight that names them has been read (deferred_free.py). It know
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         outputs: type[OutputProcessor] = OutputProcessor,
         makers: MaskMakers | None = None,
+        mask_room: Callable[[int], Int32] | None = None,
     ) -> None:
         self.limits = limits
         width = -(-limits.max_model_len // BLOCK_SIZE)
@@ -63,7 +65,7 @@ class Scheduler:
         self.tree = PrefixTree(self.pool, self.slot_token, limits.prefix_caching)
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
-        self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers)
+        self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers, mask_room)
         self.drafting = Drafting(self.rows, self.mask_slots, drafter)
         self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots)
         self.watch = StopTokenMasks(limits.vocab_size)
@@ -321,7 +323,10 @@ class Scheduler:
 
     def _forget(self, lives: list[RequestState]) -> None:
         for live in lives:
-            if not live.outstanding and self.live.pop(live.request_id, None) is not None and live.watch >= 0:
+            if live.outstanding or self.live.pop(live.request_id, None) is None:
+                continue
+            self.mask_slots.forget(live)
+            if live.watch >= 0:
                 self.watch.release(live.watch)
 
     # --- out --------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def send(channel: socket.socket, word: SandboxStart | Job | Reply) -> None:
     channel.sendall(frame(word))
 
 
-def frame(word: SandboxStart | Job | Reply) -> bytearray:
+def frame(word: msgspec.Struct) -> bytearray:
     """Returns the word's bytes with their length before them."""
     data = bytearray(HEADER)
     msgspec.msgpack.Encoder().encode_into(word, data, HEADER)

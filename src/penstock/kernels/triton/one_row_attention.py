@@ -246,8 +246,8 @@ def _launch(
         KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=width_pad,
         RATIO_PAD=least_queries(heads // kv_heads, kv), RAW=cos_sin is not None, WINDOWED=window is not None,
         TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, COLUMNS=columns,
-        AT_ONCE=max(1, min(PARTS, JOINED // columns)), SINKS=sinks is not None, CAPPED=softcap is not None, EIGHT=kv.eight,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=EARLY * can, num_warps=4, num_stages=2,
-        launch_pdl=bool(can),
+        AT_ONCE=max(1, min(PARTS, JOINED // columns)), SINKS=sinks is not None, CAPPED=softcap is not None,
+        EIGHT=kv.eight, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=EARLY * can, num_warps=4,
+        num_stages=2, launch_pdl=bool(can),
     )  # fmt: skip
     return out

@@ -23,7 +23,8 @@ from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, Runner, StepPlan
 from penstock.shared_weights import WeightsSource
 
-_LOOK = 2e-4  # seconds between two looks at a device that is before a late draw
+_LOOK = 2e-4  # seconds between two looks at masks that a late draw waits for
+_SOONER, _LATER = 0.85, 1.15  # by which the patience for masks moves, so that the device meets its draw without a pause
 LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
 FIRST_WEIGHTS = "default"  # the version of those that an engine is opened with
 
@@ -60,6 +61,7 @@ class Engine:
         self.scheduler, self.runner, self.steps_ahead, self.limit = scheduler, runner, steps_ahead, limit
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
         self._late: tuple[StepPlan, Flight] | None = None  # a step whose draw is still to be launched; its forward
+        self._patience = 1e-3  # seconds that a late draw waits for masks, at most
         self._rate, self._pace = _Rate(), StepPace()
         self.completed = 0  # steps that were launched and read
         self.broken = False  # an exception left the middle of a step: the columns are not to be trusted any more
@@ -134,14 +136,18 @@ class Engine:
         return plan is not None
 
     def _draw(self, plan: StepPlan, forward: Flight) -> None:
-        """Launches the draw of a step when its masks are there, or the device has come to it: what is late then sits
-        out, so that no other row waits."""
-        while not self.scheduler.await_masks(plan, _LOOK) and not forward.ready():
-            pass
+        """Launches the draw of a step when its masks are there, or so early that the device, which runs the forward,
+        comes to it without a pause: what is late then sits out, so that no other row waits."""
+        until = time.monotonic() + self._patience
+        while missing := self.scheduler.await_masks(_LOOK):
+            if time.monotonic() >= until and (missing < plan.rows.size or forward.ready()):
+                break
         self.broken = True
         self.flights.append((plan, self.runner.draw(self.scheduler.draw(plan))))
         self._late = None
         self.broken = False
+        if missing:  # else nothing was cut short
+            self._patience *= _SOONER if forward.ready() else _LATER
 
     def _read(self) -> Deltas:
         """Waits for the oldest flight and takes it in."""

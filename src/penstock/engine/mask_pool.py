@@ -197,10 +197,11 @@ class MaskPool:
         for process, (numbers, behind) in due.items():
             process.send(Next(np.array(numbers, np.int64).tobytes(), np.array(behind, np.int32).tobytes()))
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> int:
         until = time.monotonic() + seconds
         while self._making and (left := until - time.monotonic()) >= 0:
             self._look(min(_NAP, left))
+        return len(self._making)
 
     def end(self, guides: Sequence[Guide]) -> None:
         over: dict[_Process, list[int]] = {}

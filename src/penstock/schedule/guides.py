@@ -65,8 +65,8 @@ class MaskMakers(Protocol):
     def start(self, guides: Sequence[Guide], tokens: Sequence[int] | None = None) -> None:
         """Makes each guide's next mask: behind tokens[i], or as it stands. None of theirs is being made."""
 
-    def wait(self, seconds: float) -> None:
-        """Waits until all masks are there, so long at most. Raises what a constraint raised."""
+    def wait(self, seconds: float) -> int:
+        """Waits until all masks are there, so long at most -> how many are not. Raises what a constraint raised."""
 
     def end(self, guides: Sequence[Guide]) -> None:
         """Lets go of guides whose samples have ended; of some a mask may be under way."""
@@ -88,10 +88,11 @@ class MasksHere:
             else:
                 self._under_way.add(self._executor.submit(_make, guide, token))
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> int:
         done, self._under_way = wait(self._under_way, seconds)
         for work in done:
             work.result()
+        return len(self._under_way)
 
     def end(self, guides: Sequence[Guide]) -> None:
         """Nothing is held for them here."""

@@ -149,28 +149,30 @@ class MaskSlots:
         at = np.flatnonzero(self.rows.constrained.take(plan.rows))
         first = at if plan.drafts is None else plan.drafts.query_start[at]
         queries = np.ones(at.size, np.int32) if plan.drafts is None else plan.drafts.counts[at] + 1
-        words, out, where, tokens = dict[int, Int32](), list[int](), list[int](), list[int]()
-        for row, query, count in zip(plan.rows[at].tolist(), first.tolist(), queries.tolist(), strict=True):
+        running = (self.rows.state.take(plan.rows[at]) == RUNNING).tolist()
+        drawn, words, out, where, tokens = list[int](), list[Int32](), list[int](), list[int](), list[int]()
+        each = zip(plan.rows[at].tolist(), running, first.tolist(), queries.tolist(), strict=True)
+        for row, runs, query, count in each:
             guide = self._guides[row]
-            if guide.words is None or self.rows.state[row] != RUNNING:
+            if guide.words is None or not runs:
                 out.append(row)
                 continue
-            words[row] = guide.words
-            said = guide.say(count)
-            tokens += said
-            where += range(query, query + len(said))
+            drawn.append(row)
+            words.append(guide.words)
+            if guide.certain:
+                said = guide.say(count)
+                tokens += said
+                where += range(query, query + len(said))
+        room = self._room(len(drawn))
+        if drawn:
+            np.concatenate(words, out=room.reshape(-1))
         return LateMasks(
-            slots=self.rows.mask_slot[list(words)],
-            words=np.stack([*words.values()], out=self._room(len(words))) if words else self._room(0),
+            slots=self.rows.mask_slot[drawn],
+            words=room,
             sit_out=np.array(out, np.int32),
             forced=np.array(where, np.int64),
             tokens=np.array(tokens, np.int32),
         )
-
-    def wait(self, rows: Int32, seconds: float) -> bool:
-        """Waits for the masks of rows [k], all guided, so long at most -> whether all are there that will be."""
-        self.makers.wait(seconds)
-        return all(self._guides[row].words is not None for row in rows[self.rows.state.take(rows) == RUNNING].tolist())
 
     def _guide_of(self, live: RequestState, sample: int) -> Guide | None:
         """Returns the guide of a sample: made once, and what it was when a row was preempted."""

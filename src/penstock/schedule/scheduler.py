@@ -168,9 +168,9 @@ class Scheduler:
             return None
         return self._launch(number, rows, growth, joins, admitted)
 
-    def await_masks(self, plan: StepPlan, seconds: float) -> bool:
-        """Waits for the masks of a step that draws late, so long at most -> whether all are there."""
-        return self.mask_slots.wait(self.mask_slots.guided(plan.rows), seconds)
+    def await_masks(self, seconds: float) -> int:
+        """Waits for masks that are being made, so long at most -> of how many rows they still are."""
+        return self.mask_slots.makers.wait(seconds)
 
     def draw(self, plan: StepPlan) -> LateMasks:
         """What the draw of a step that draws late is told, before the next plan. Rows without a mask sit it out."""

@@ -24,6 +24,7 @@ FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "numerica
 MAX_STOPS = 64  # stop strings; all are looked for in each text that may hold one, and token by token in a stream
 MAX_STOP_CHARACTERS = 2_048  # of all stop strings together
 MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
+NO_VOCABULARY = f"logprobs of -1, the whole vocabulary, are not served: 0 to {MAX_LOGPROBS}, or logprob_token_ids"
 MAX_SAMPLES = 65_536
 MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choices together
 MAX_SEED = 2**63 - 1
@@ -186,6 +187,8 @@ class SamplingParams:
         self.logit_bias = _bias(self.logit_bias) if self.logit_bias else None
         self.bad_words = self.bad_words or None
         self._take_labels()
+        if -1 in (self.logprobs, self.prompt_logprobs):
+            raise UsageError(NO_VOCABULARY, param="logprobs" if self.logprobs == -1 else "prompt_logprobs")
         for name, bounds in _WHOLE.items():
             if getattr(self, name) is not None or name not in _MAY_BE_NONE:
                 _whole(name, getattr(self, name), *bounds)

@@ -145,6 +145,40 @@ def test_what_runs_may_go_on_with_the_new_weights(loop: asyncio.Runner, folders:
     assert behind == (right(2, words, 1), {"step-1"})
 
 
+def test_what_runs_is_ended_where_that_is_asked(loop: asyncio.Runner, folders: Any) -> None:
+    """Told with what it had made, by the old weights; what waits for a row too."""
+    first, words, (one, _) = folders
+    long = SamplingParams(n=20, max_tokens=200, seed=5, ignore_eos=True)
+
+    async def run() -> tuple[list[list[Any]], Answer]:
+        client = await launch(Config.of(model=str(first)), COMMAND)
+        running = [aiter(client.submit(prompt(number), long, stream=number == 0)) for number in range(3)]
+        found: list[list[Any]] = [[], [], []]
+        while sum(len(delta.token_ids) for delta in found[0]) < 100:
+            found[0] += await anext(running[0])
+        changing = asyncio.ensure_future(client.control(Control(UPDATE, folder=str(one), mode="abort")))
+        behind = asyncio.ensure_future(ask(client, 4))
+        for into, stream in zip(found, running, strict=True):
+            async for deltas in stream:
+                into += deltas
+        await changing
+        try:
+            return found, await behind
+        finally:
+            await client.close()
+
+    found, behind = loop.run(asyncio.wait_for(run(), PATIENCE))
+    assert behind == (right(4, words, 1), {"step-1"})
+    for number, deltas in enumerate(found):
+        ends = [delta for delta in deltas if delta.finish_reason is not None]
+        assert sorted(delta.index for delta in ends) == list(range(20))
+        for delta in ends:
+            assert (delta.finish_reason, delta.stop_reason, delta.weights_version) == ("abort", None, None)
+            told = [token for each in deltas if each.index == delta.index for token in each.token_ids]
+            assert len(told) < 200 and told == expected(prompt(number), 200, words, 5, delta.index)[: len(told)]
+    assert sum(len(delta.token_ids) for delta in found[0]) >= 100
+
+
 def test_what_runs_and_what_comes_goes_on_behind_a_sleep(loop: asyncio.Runner, folders: Any) -> None:
     first, words, (one, _) = folders
 

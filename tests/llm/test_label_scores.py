@@ -131,13 +131,16 @@ def test_labels_outside_the_vocabulary_are_an_error_of_each_item(llm: LLM) -> No
 
 
 def test_what_vllm_has_and_we_do_not_is_refused_by_name(llm: LLM) -> None:
-    for name in ("beam_search", "encode", "embed", "classify", "reward"):
+    for name in ("beam_search", "encode", "embed", "classify", "reward", "collective_rpc", "get_metrics"):
         with pytest.raises(UsageError, match=f"{name} is not served: "):
             getattr(llm, name)(["a text"])
     with pytest.raises(AttributeError):
         llm.nothing_of_the_kind  # noqa: B018
     with pytest.raises(UsageError, match="leave it out"):
         SamplingParams(logprobs=3, logprob_token_ids=[1])
+    for name in ("logprobs", "prompt_logprobs"):
+        with pytest.raises(UsageError, match="the whole vocabulary, are not served: 0 to 20, or logprob_token_ids"):
+            SamplingParams(**{name: -1})
 
 
 def test_ranks_tell_the_same(folder: Path, llm: LLM) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from made_schemas import SCHEMAS
 
 from penstock import LLM, SamplingParams, StructuredOutputsParams
 from penstock.config import Config
+from penstock.engine.control import PREFIX_CACHE, Control
 from penstock.engine.launch import launch
 from penstock.errors import UsageError
 
@@ -155,7 +157,8 @@ def test_forms_that_say_nothing_or_too_much_are_refused(form: dict[str, Any]) ->
 
 
 def test_an_engine_of_its_own_process_draws_the_same(llm: LLM) -> None:
-    """Requests wait there for their grammar's compile; one that is cut meanwhile is gone, a bad one is refused."""
+    """Requests wait there for their grammar's compile; one that is cut meanwhile is gone, a bad one is refused, and one
+    that is ended by what is asked between steps is told so."""
     form = StructuredOutputsParams(regex="[0-9]{3}-[a-z]{2}")
     params = SamplingParams(n=3, max_tokens=40, seed=1, structured_outputs=form)
     (alone,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
@@ -170,6 +173,10 @@ def test_an_engine_of_its_own_process_draws_the_same(llm: LLM) -> None:
             with pytest.raises(UsageError) as refused:
                 async for _ in client.submit([5], bad, stream=False):
                     pass
+            long = replace(params, structured_outputs=StructuredOutputsParams(regex="[a-f]{300}"), max_tokens=300)
+            stream = client.submit([5, 6, 7], long, stream=False)
+            await client.control(Control(PREFIX_CACHE, mode="abort"))
+            assert [delta.finish_reason async for deltas in stream for delta in deltas] == ["abort"] * 3
             return [found[i] for i in sorted(found)], str(refused.value)
         finally:
             await client.close()

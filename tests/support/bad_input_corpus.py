@@ -17,6 +17,7 @@ BATCHES, FILES = "/v1/batches", "/v1/files"
 CONTEXT = 256  # tokens of the fake model, whose vocabulary has as many
 MAX_BODY = 1_000_000  # bytes: the limit that the server under test is given
 HUGE, LONG = 10**30, CANARY * 2000
+BOMB = "root ::= a0\n" + "".join(f"a{i} ::= a{i + 1} a{i + 1} a{i + 1}\n" for i in range(24)) + 'a24 ::= "x"'
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,9 @@ FIELDS: dict[str, list[Any]] = {
         {"regex": "("}, {"regex": "a" * 300_000}, {"grammar": "nonsense"}, [7],
         {"json": {"$ref": "https://example.com/a"}}, {"json": {"minLength": 5, "maxLength": 2, "type": "string"}},
         {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+        {"json": {"type": "string", "format": "nonsense"}}, {"json": '{"a":' * 5_000 + "1" + "}" * 5_000},
+        {"json": {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {}}} for j in range(6)]} for i in range(8)]}},
+        {"grammar": BOMB}, {"regex": "(?=a)b"}, {"choice": ["x" * 30] * 10_000},
     ],
     "user": [7], "metadata": ["x"], "ignore_eos": [0], "skip_special_tokens": ["no"], "return_token_ids": [1],
     "model": [7], "messages": [[{"role": "user", "content": "hi"}]], "top_logprobs": [1],
@@ -411,7 +415,7 @@ SHARED = {"memories": [], "tensors": []}
 WEIGHTS: list[dict[str, Any]] = [
     {}, {"model_path": None}, {"model_path": "x", "shared": SHARED}, {"shared": CANARY}, {"shared": {}},
     {"shared": SHARED | {"colour": 1}}, {"shared": SHARED | {"memories": [CANARY]}},
-    {"model_path": "x", "mode": "abort"},
+    {"model_path": "x", "mode": "drop"},
     {"shared": SHARED | {"memories": [{"kind": "pickle", "size": 1}]}}, {"model_path": ["x"]},
     {"shared": SHARED | {"memories": [{"kind": "cuda", "size": 1, "handle": "%%"}]}},
     {"shared": SHARED | {"tensors": [{"name": "a", "dtype": "F32", "shape": ["1"]}]}}, {"shared": SHARED, "colour": 1},
@@ -435,7 +439,7 @@ def _of_loops() -> list[Case]:
         generate(200, ..., {"priority": 0, "kv_transfer_params": None, "features": None}),
         *(Case(f"weights {f}", request(f, CLOSE, path="/update_weights"), 400) for f in WEIGHTS),
         Case("weights: no JSON", request(b"{", CLOSE, path="/update_weights"), 400, None, "invalid_json"),
-        *(_get(f"/sleep?{query}", 400, method="POST") for query in ("level=0", "level=", "mode=abort", "colour=1")),
+        *(_get(f"/sleep?{query}", 400, method="POST") for query in ("level=0", "level=", "mode=drop", "colour=1")),
         _get("/wake_up?level=1", 400, method="POST"),
         *(_get(path, 405, method="GET") for path in ("/sleep", "/wake_up", "/v1/bulk", "/inference/v1/generate")),
         bulk("nothing", b"", 400),
@@ -554,6 +558,10 @@ def _served() -> list[Case]:
         _completion(200, ..., prompt="{{ 7 * 7 }}{% for x in y %}"),
         _completion(200, ..., prompt=[0]),
         _completion(200, ..., prompt="\U0001f600" * 20),
+        _completion(200, ..., structured_outputs={"choice": [f"number {i}" for i in range(10_000)]}),
+        _completion(200, ..., structured_outputs={"regex": "(a{1,1000}){1,1000}"}),
+        _completion(200, ..., structured_outputs={"regex": "(.*a){20}.{200}"}),
+        _completion(200, ..., structured_outputs={"json": {"properties": {"next": {"$ref": "#"}}}}),
         _completion(200, ..., n=None, user=None, timeout=None),
         _completion(200, ..., seed=-(2**63)),
         _completion(200, ..., temperature=0, top_k=10**12),

@@ -122,6 +122,10 @@ class FakeStream:
             self.end = "stop" if len(said) <= length else "length"
             length = min(length, len(said))
             whole = dict.fromkeys(range(sampling.n), said[:length])
+        if self.engine.aborts:
+            self.end = "abort"
+            yield [self._delta(i, [], last=True) for i in range(sampling.n)]
+            return
         self.num_cached_tokens = len(self.ids) // 16 * 16
         if sampling.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(self._position(token) for token in self.ids[1:])]
@@ -168,6 +172,7 @@ class FakeEngine:
         self.step_age = 0.0
         self.fail_with: str | None = None
         self.says: str | None = None  # what each answer is, if not letters
+        self.aborts = False  # each request at once, as a control of that mode does
         self.step_seconds = 0.0
         self.restarts = 0
         self.going = asyncio.Event()

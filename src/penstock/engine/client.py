@@ -235,7 +235,7 @@ class Client:
             delta.finish_reason = FINISH_REASONS[finish]
             if finish == STOP and stop_id >= 0:
                 delta.stop_reason = stop_id
-            if finish == ABORT:
+            if finish == ABORT and asked.group_stop is not None and asked.group_stop.over:
                 delta.stop_reason = STOP_WHEN
             if finish == ERROR:
                 delta.error = _UNFIT if asked.params.structured_outputs else _NOT_FINITE

@@ -25,6 +25,11 @@ class CompileQueue:
         """Whether a request is here."""
         return bool(self._requests)
 
+    @property
+    def request_ids(self) -> list[int]:
+        """Those that are here."""
+        return list(self._requests)
+
     def put(self, request: Request) -> bool:
         """Takes a request in whose form isn't known. Returns whether it did."""
         asked = request.sampling.structured_outputs

@@ -1,8 +1,8 @@
 """ControlQueue: what a client asks to be done between steps (other weights, an empty cache, a sleep), one by one.
 
 Until it is done, and as long as the engine sleeps, no request that comes is taken up. What runs is waited for (`wait`),
-or goes on behind it (`keep`): then an answer may be of two versions of the weights, and its prompt's keys and values
-are those of the first. It knows an engine and words; no channel.
+ended at once and told with what it made (`abort`), or goes on behind it (`keep`): then an answer may be of two versions
+of the weights, and its prompt's keys and values are those of the first. It knows an engine and words; no channel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 from penstock.shared_weights import SharedWeights
 
 UPDATE, PREFIX_CACHE, SLEEP, WAKE_UP = "update_weights", "reset_prefix_cache", "sleep", "wake_up"
-Mode = Literal["wait", "keep"]
+Mode = Literal["wait", "keep", "abort"]
 
 
 class Control(msgspec.Struct, tag="control", frozen=True):

@@ -89,6 +89,8 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
                 later.append(word)
             elif isinstance(word, ControlOf):
                 controls.put(word.client, word.control)
+                if word.control.mode == "abort":
+                    _end_all(engine, compiling)
             elif isinstance(word, Ask):
                 if not compiling.put(word.request):
                     refusal = engine.submit(word.request)
@@ -128,6 +130,13 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
         told = now if stats is not None else told
         if stats is not None or refused or (deltas is not None and (deltas.count or deltas.prompts)):
             end.send_up(StepOutputs(deltas, refused, stats))
+
+
+def _end_all(engine: Engine, compiling: CompileQueue) -> None:
+    """Ends all that runs or waits, told with what it has made."""
+    for request_id in [*compiling.request_ids, *engine.scheduler.live]:
+        if not compiling.cancel(request_id, REST):
+            engine.cancel(request_id, REST)
 
 
 def _is_of_waiting(word: Heard, later: list[Heard]) -> bool:

@@ -91,7 +91,8 @@ class AsyncLLM:
         weights_version: str | None = None,
         mode: Mode = "wait",
     ) -> None:
-        """Puts other weights in the model's place, as POST /update_weights does. Raises PenstockError."""
+        """Puts other weights in the model's place, as POST /update_weights does; mode `abort`: requests under way end
+        with what they have made. Raises PenstockError."""
         await self._control(Control(UPDATE, mode, model_path, weights_version, shared))
 
     async def reset_prefix_cache(self) -> bool:

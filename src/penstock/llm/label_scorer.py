@@ -21,6 +21,13 @@ _GENERATES = "this engine generates text: ask one of a model that is made for it
 _REFUSED = {
     "beam_search": "there is no beam search: ask generate for n samples",
     **dict.fromkeys(("encode", "embed", "classify", "reward"), _GENERATES),
+    **dict.fromkeys(
+        ("collective_rpc", "apply_model"), "code from outside is not run in the engine: update_weights takes weights"
+    ),
+    "init_weight_transfer_engine": "update_weights(shared=...) takes weights of another process in one call",
+    **dict.fromkeys(("start_profile", "stop_profile"), "benchmarks/shapes.py says what the parts of a step take"),
+    "get_metrics": "stats() has them",
+    "get_default_sampling_params": "SamplingParams() has them; a model's own are its generation_config.json's",
 }
 
 

@@ -26,8 +26,33 @@ def test_weights_and_caches(server: Running) -> None:
         assert done.json() == {"success": True, "weights_version": "3"}
         assert http.post("/reset_prefix_cache").json() == {"success": True}
         assert http.get("/weights_version").json() == {"weights_version": "3"}
+        assert 'penstock:weights_info{model_name="fake",weights_version="3"} 1.0' in http.get("/metrics").text
     found = server.service.client.controls  # type: ignore[union-attr]
     assert found == [("update_weights", "keep", "/w/step-3"), ("reset_prefix_cache", "keep", "1")]
+
+
+def test_what_was_ended_says_so(server: Running) -> None:
+    """By every route: no answer takes it for a whole one, none is an error."""
+    server.engine.aborts = True
+    ends = {"model": "fake", "max_tokens": 4, "n": 2, "logprobs": 1, "prompt": "x"}
+    chat = {"messages": [{"role": "user", "content": "x"}], "n": 2}
+    with httpx.Client(base_url=server.url) as http:
+        for path, body in (
+            ("completions", ends),
+            ("completions", {**ends, "echo": True, "max_tokens": 0}),
+            ("chat/completions", chat),
+        ):
+            for stream in (False, True):
+                answer = http.post(f"/v1/{path}", json={**body, "stream": stream})
+                assert answer.status_code == 200 and answer.text.count('"finish_reason":"abort"') == 2, answer.text
+        made = http.post("/v1/responses", json={"input": "x"}).json()
+        assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "abort"})
+        asked = {"query": "x", "items": ["a", "b"], "label_token_ids": [1, 2]}
+        scored = http.post("/generative_scoring", json=asked)
+        assert scored.status_code == 200, scored.text
+        assert [(each["score"], each["label_probs"]) for each in scored.json()["data"]] == [(None, None)] * 2
+        line = http.post("/v1/bulk", content=b'{"prompt": "x", "packed": true, "logprobs": 0}').json()
+        assert line["choices"][0]["finish_reason"] == "abort"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +65,7 @@ def test_weights_and_caches(server: Running) -> None:
         ({"shared": {"memories": [{"kind": "cuda", "size": 4, "handle": "%"}], "tensors": []}}, "Invalid base64"),
         ({"shared": {"memories": [], "tensors": [], "more": 1}}, "unknown field 'more'"),
         ({"model_path": 3}, "Expected `str | null`"),
-        ({"model_path": "/w", "mode": "abort"}, "Invalid enum value 'abort'"),
+        ({"model_path": "/w", "mode": "drop"}, "Invalid enum value 'drop'"),
         ({"model_path": "/w", "path": "/w"}, "unknown field `path`"),
         ({"model_path": "/no/folder"}, "/no/folder holds no config.json"),
     ],
@@ -67,7 +92,7 @@ def test_sleep(server: Running) -> None:
     [
         ("/sleep?level=0", "level must be 1"),
         ("/sleep?level=one", "level must be 1"),
-        ("/sleep?mode=abort", "mode must be 'wait'"),
+        ("/sleep?mode=drop", "mode must be 'wait'"),
         ("/sleep?tags=weights", "no parameter 'tags' here"),
         ("/wake_up?level=1", "no parameter 'level' here"),
     ],

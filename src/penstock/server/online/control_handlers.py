@@ -6,7 +6,7 @@ Where there are keys, an admin's. It knows requests and the engine's client; no 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -25,12 +25,12 @@ from penstock.shared_weights import SharedStretch, SharedTensor, SharedWeights
 class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """model_path: a folder that the engine can read; or shared: what another process of its machine says of its own.
     weights_version: what answers are stamped with from here on,
-    null: the folder's name.   mode: `wait` for what runs, or `keep` it going with the new weights."""
+    null: the folder's name.   mode: `wait` for what runs, `keep` it going with the new weights, or `abort` it."""
 
     model_path: str | None = None
     shared: SharedWeights | None = None
     weights_version: str | None = None
-    mode: Literal["wait", "keep"] = "wait"
+    mode: Mode = "wait"
 
 
 async def post_update_weights(state: AppState, request: Request) -> Response:
@@ -81,7 +81,7 @@ async def post_sleep(state: AppState, request: Request) -> Response:
         raise HttpError(rule, param="level")
     mode = next((each for each in get_args(Mode) if each == named), None)
     if mode is None:
-        rule = "mode must be 'wait' (for what runs) or 'keep' (it goes on after the sleep)"
+        rule = "mode must be 'wait' (for what runs), 'keep' (it goes on after the sleep) or 'abort' (it ends)"
         raise HttpError(rule, param="mode")
     await state.client.control(Control(SLEEP, mode, level=int(level)))
     return _slept(state)

@@ -161,6 +161,11 @@ class Metrics:
         """What engines say of themselves; of several, each with its number as a label, while it lives."""
         each = self._client.each()
         names, values = list(self._labels), list(self._labels.values())
+        weights = GaugeMetricFamily(
+            "penstock:weights_info", "1, at the version that answers are made with.", labels=[*names, "weights_version"]
+        )
+        weights.add_metric([*values, self._client.weights_version], 1)
+        yield weights
         if len(each) > 1:
             ready = GaugeMetricFamily("penstock:replicas_ready", "Replicas that take requests.", labels=names)
             ready.add_metric(values, sum(one.ready for one in each))

@@ -180,7 +180,8 @@ class BaseAnswer:
         return [] if self._call.only_prompt else delta.token_ids
 
     def _finish(self, choice: int, delta: Delta) -> str | None:
-        return "length" if self._call.only_prompt and delta.finish_reason else delta.finish_reason
+        whole = delta.finish_reason not in (None, "abort")
+        return "length" if self._call.only_prompt and whole else delta.finish_reason
 
 
 def _counts(asked: int, made: int) -> dict[str, Any]:
@@ -218,6 +219,8 @@ class CompletionAnswer(BaseAnswer):
         parts: list[Listed] = []
         end = self._offsets.get(choice, 0)
         if first and self._call.echo:
+            if positions is None and delta.finish_reason == "abort":  # before its prompt was scored
+                positions = [None] * len(prompt.ids)
             parts.append(self._prompt_listed(choice // self._call.sampling.n, prompt, positions))
             end = parts[-1].end
         if not self._call.only_prompt:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from penstock.request import MAX_LOGPROBS, StopWhen
+from penstock.request import MAX_LOGPROBS, NO_VOCABULARY, StopWhen
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
@@ -264,7 +264,8 @@ def chat_form(raw: Json, limits: HttpLimits) -> ChatForm:
 def check_chat(form: ChatForm) -> None:
     """Raises HttpError, UsageError for what no prompt makes right."""
     if form.top_logprobs is not None and not 0 <= form.top_logprobs <= MAX_LOGPROBS:
-        raise HttpError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}", param="top_logprobs")
+        rule = f"top_logprobs must be between 0 and {MAX_LOGPROBS}"
+        raise HttpError(NO_VOCABULARY if form.top_logprobs == -1 else rule, param="top_logprobs")
     if form.top_logprobs and not form.logprobs:
         raise HttpError("top_logprobs needs logprobs: true", param="top_logprobs")
     check_options(**{name: getattr(form, name) for name in OPTIONS})

@@ -42,6 +42,7 @@ class ResponsesAnswer(BaseAnswer):
         self._tokens: list[int] = []
         self._number = 0  # of the next event
         self._status = "in_progress"
+        self._why = ""  # it is incomplete
         self._stamp: dict[str, str] = {}  # of weights that were changed under the server
 
     def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
@@ -81,6 +82,7 @@ class ResponsesAnswer(BaseAnswer):
             if delta.weights_version is not None:
                 self._stamp = {"weights_version": delta.weights_version}
             self._status = "completed" if delta.finish_reason == "stop" else "incomplete"
+            self._why = "abort" if delta.finish_reason == "abort" else "max_output_tokens"
             events += self._items.close(self._status)
         return events
 
@@ -94,7 +96,7 @@ class ResponsesAnswer(BaseAnswer):
             "status": self._status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": self._why} if cut else None,
             "model": self._model,
             **(self._call.asked or {}),
             "output": [],

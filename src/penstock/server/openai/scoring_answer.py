@@ -22,8 +22,10 @@ class ScoringAnswer(BaseAnswer):
 
     def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
         assert self._call.scoring is not None
-        probs = label_probs(delta, softmax=self._call.scoring.apply_softmax)
-        told: dict[str, Any] = {"index": choice, "object": "score", "score": probs[0], "label_probs": probs}
+        told: dict[str, Any] = {"index": choice, "object": "score", "score": None, "label_probs": None}
+        if delta.finish_reason != "abort":  # before it was scored, by what was done between two steps
+            told["label_probs"] = probs = label_probs(delta, softmax=self._call.scoring.apply_softmax)
+            told["score"] = probs[0]
         if delta.weights_version is not None:
             told["weights_version"] = delta.weights_version
         return msgspec.json.encode(told)

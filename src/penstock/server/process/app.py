@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import cache, partial, wraps
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -18,6 +18,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from penstock import __version__
+from penstock.engine.control import Mode
 from penstock.errors import FaultError, PenstockError
 from penstock.server.batch import batches, files
 from penstock.server.batch.bulk import BulkService, post_bulk
@@ -135,7 +136,7 @@ async def get_metrics(service: AppState, request: Request) -> Response:
 
 
 _FORM, _CHAT, _RESPONSE = (in_json(ref(name)) for name in ("CompletionForm", "ChatForm", "ResponsesForm"))
-_SLEEP_QUERY = asked("level", type="integer", enum=[1, 2]), asked("mode", type="string", enum=["wait", "keep"])
+_SLEEP_QUERY = asked("level", type="integer", enum=[1, 2]), asked("mode", type="string", enum=[*get_args(Mode)])
 _WAKE_QUERY = (asked("tags", type="array", items={"enum": ["weights", "kv_cache"]}),)
 _FILES_QUERY = (*page(files.MOST_LISTED), asked("order", type="string", enum=["asc", "desc"]))
 _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Told]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _GENERATES = "this server generates text, and has no"
+_CONTROLS = "pausing is a part of /update_weights and /sleep:"
 # How a path begins -> what is said of it; the longest that fits counts.
 INSTEAD = {
     "/v1/embeddings": f"{_GENERATES} embeddings: ask a server of an embedding model",
@@ -24,6 +25,13 @@ INSTEAD = {
     "/v1/threads": "this server keeps no threads: take /v1/chat/completions, and keep the talk on your side",
     "/v1/messages": "Anthropic's messages are not served: take /v1/chat/completions",
     "/v1/load_lora_adapter": "adapters are not loaded while serving: start it with --lora, which merges one",
+    "/pause": f"{_CONTROLS} it waits for what runs, ends it (mode abort) or keeps it, and holds what comes meanwhile",
+    "/resume": f"{_CONTROLS} what was held goes on behind it",
+    "/collective_rpc": "no code from outside is run in the engine: take /update_weights for weights, /sleep for memory",
+    **dict.fromkeys(
+        ("/init_weight_transfer_engine", "/start_weight_update", "/finish_weight_update"),
+        "weights come in one call: POST /update_weights, with model_path, or shared as penstock.weights.share tells it",
+    ),
     "/custom/synchronous-batch-completions": "Tokasaurus's batch route is /v1/bulk here: a completion's body a "
     "line, with a custom_id, and answers as lines of JSON",
     "/generate": "this path is of another server: take /inference/v1/generate, or /v1/completions",

@@ -181,7 +181,7 @@ UPDATE_WEIGHTS: Json = {
     "type": "object",
     "properties": {
         "model_path": _or_null(_TEXT), "shared": _or_null({"type": "object", "required": ["memories", "tensors"]}),
-        "weights_version": {"anyOf": [_TEXT, _NULL]}, "mode": {"enum": ["wait", "keep"]},
+        "weights_version": {"anyOf": [_TEXT, _NULL]}, "mode": {"enum": ["wait", "keep", "abort"]},
     },
     "additionalProperties": False,
 }  # fmt: skip
@@ -298,7 +298,7 @@ ANSWERS: dict[str, Json] = {
         tokens={"type": "array", "items": _WHOLE},
         token_strs=_or_null({"type": "array", "items": _TEXT}),
     ),
-    "Score": _object(object={"const": "score"}, index=_WHOLE, score=_REAL, label_probs=_REALS),
+    "Score": _object(object={"const": "score"}, index=_WHOLE, score=_or_null(_REAL), label_probs=_or_null(_REALS)),
     "Scores": _list("Score", id=_TEXT, created=_WHOLE, model=_TEXT, usage=_USAGE),
     "Text": _object(prompt=_TEXT),
     "TokenizerInfo": _object(tokenizer_class=_TEXT, chat_template=_or_null(_TEXT)),

@@ -195,9 +195,10 @@ def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
             assert await clients[1].receive() == StepOutputs(None, [Refused(7, "UsageError", "no", None)], None, 1)
             clients[0].close()
             assert await hear(engine, 1) == [Left(0)] and engine.clients == 2
+            clients[1].send_down(Cancel(7, 3))
             clients[1].send_down(Close())
-            assert await hear(engine, 1) == [Left(1)] and engine.clients == 1
-            clients[1].close(flush=True)
+            clients[1].close(flush=True)  # in the turn of the loop that said it
+            assert await hear(engine, 2) == [Cancel(22, 3), Left(1)] and engine.clients == 1
             assert await clients[2].receive() == StepOutputs(None, [], {"a": 1.0}, 1)
             engine.send_up(
                 StepOutputs(None, [Refused(22, "UsageError", "no", None)], {"b": 2.0})

@@ -159,21 +159,28 @@ class EngineEnd:
             self._poller.register(each, zmq.POLLIN)
 
     def _hear(self, client: int, socket: zmq.Socket[bytes]) -> list[Heard]:
-        """A word of a client, or of the monitor of its socket, whose only news is that its process has gone."""
+        """Words of a client, or of the monitor of its socket, whose only news is that its process has gone."""
         if socket is not self._sockets[client]:
             recv_monitor_message(socket)
             return self._left(client)
-        word = DOWN.decode(socket.recv())
-        if isinstance(word, Close):
-            return self._left(client)
+        words: list[Heard] = []
+        for data in socket.recv_multipart():
+            word = DOWN.decode(data)
+            if isinstance(word, Close):
+                return words + self._left(client)
+            words.append(self._own(client, word))
+        return words
+
+    def _own(self, client: int, word: Ask | Cancel | Control) -> Heard:
+        """A client's word with the engine's ids in place of its own."""
         if isinstance(word, Control):
-            return [ControlOf(client, word)]
-        if isinstance(word, Ask):
-            self._heard[client] += 1
-            if self.owners.count == 1:
-                return [word]
-            return [Ask(replace(word.request, request_id=self.owners.engine_id(client, word.request.request_id)))]
-        return [Cancel(self.owners.engine_id(client, word.request_id), word.sample)]
+            return ControlOf(client, word)
+        if isinstance(word, Cancel):
+            return Cancel(self.owners.engine_id(client, word.request_id), word.sample)
+        self._heard[client] += 1
+        if self.owners.count == 1:
+            return word
+        return Ask(replace(word.request, request_id=self.owners.engine_id(client, word.request.request_id)))
 
     def _left(self, client: int) -> list[Heard]:
         self._drop(client, linger=0)
@@ -196,16 +203,27 @@ class ClientEnd:
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.bind(address)
+        self._words: list[bytes] = []  # of this turn of the loop
 
     def send_down(self, word: Down) -> None:
-        """Queues a word; never waits (the queue has no bound: what is admitted is bounded above it).
+        """Queues a word; never waits (the queue has no bound: what is admitted is bounded above it). All words of a
+        turn of the loop go out as one message at its end: each by itself took a fifth of what a row of bulk costs."""
+        data = DOWN.encode(word)
+        if not self._words:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._words.append(data)
+
+    def _flush(self) -> None:
+        """Sends what was queued.
 
         Through the asyncio socket, not through a shadow of it: a send takes the descriptor's one wake-up, and only the
         asyncio socket then looks for itself whether news has come. (Through a shadow, bursts left `receive` asleep.)
         """
-        sent = asyncio.ensure_future(self._socket.send(DOWN.encode(word)))
-        if sent.done():
-            sent.result()  # raises what went wrong at once; else it goes out in its turn
+        words, self._words = self._words, []
+        if words:
+            sent = asyncio.ensure_future(self._socket.send_multipart(words))
+            if sent.done():
+                sent.result()  # raises what went wrong at once; else it goes out in its turn
 
     async def receive(self) -> Up:
         """Raises EngineError."""
@@ -213,5 +231,8 @@ class ClientEnd:
 
     def close(self, *, flush: bool = False) -> None:
         """`flush` gives words that are still here a second to go out: to an engine that lives."""
+        if flush:
+            self._flush()
+        self._words = []  # no turn to come sends them
         self._socket.close(linger=1000 if flush else 0)
         self._context.term()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +24,7 @@ pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
 PROMPTS = ["Tom has 3 apples and buys 4 more.", "x"]
-SAMPLES = 20 if os.environ.get("PENSTOCK_RELIABILITY") else 1  # of each schema: a thousand in `make reliability`
+SAMPLES = 20  # of each schema: a thousand in all
 REGEXES = [r"[0-9]{3}-[a-z]{2,4}", r"(ja|nein), (ü|€|😀)+!", r"\d{1,3}(\.\d{1,3}){3}"]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json": {"$ref": "https://example.com/x.json"}}, "does not fetch resources"),
@@ -48,7 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", device="cpu", dtype="float32", max_num_seqs=32, kv_cache_tokens=32_768) as made:
+    with LLM("demo", device="cpu", dtype="float32", max_num_seqs=256, kv_cache_tokens=131_072) as made:
         yield made
 
 

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from made_schemas import long_schema, made_schemas
 from random_model import SHAPES, Shape, write_model
+from random_schemas import long_schema, made_schemas
 from random_tokenizer import rare_pair
 from shapes import SEED, STOP_SHARE, Work, params_of, prompts_of, works_of
 

@@ -6,6 +6,7 @@ Every text, list and number is bounded, every property is required. The same for
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 NAMES = (
@@ -31,6 +32,11 @@ def long_schema(items: int) -> dict[str, Any]:
         "checked": {"type": "boolean"},
     }
     return {"type": "array", "items": _closed(record), "minItems": items}
+
+
+def record_of(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the schema of an object that has these parts."""
+    return _closed({f"part{at}": part for at, part in enumerate(parts)})
 
 
 def _object(draw: random.Random, count: int, deep: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ SPECIALS = (END_OF_TEXT, TURN, END_OF_TURN, PAD)  # ids 0 to 3
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|turn|>' + message['role'] + '\\n' + message['content'] + '<|end_of_turn|>\\n' }}"
+    "{{ '<|turn|>' + message['role'] + '\\n' + (message['content'] or '') + '<|end_of_turn|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}"
 )

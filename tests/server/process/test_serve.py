@@ -202,6 +202,9 @@ def test_a_tool_that_has_to_be_called_is(client: openai.OpenAI, stream: bool) ->
             (call,) = choice.message.tool_calls
             assert call.function.name in ("buy", "sell") and choice.message.content is None
             calls[choice.index], ends[choice.index] = call.function.arguments, choice.finish_reason
+        done = {"role": "tool", "tool_call_id": call.id, "content": "There are 7 now."}
+        said = [*asked["messages"], choice.message, done]
+        assert client.chat.completions.create(model="demo", messages=said, max_tokens=4).usage.completion_tokens == 4
     assert ends == dict.fromkeys(range(4), "tool_calls")
     assert all(0 <= json.loads(arguments)["apples"] <= 999 for arguments in calls.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import weakref
 from typing import Any
@@ -165,3 +166,32 @@ def test_a_slow_reader_of_several_prompts_is_told_of_an_error() -> None:
                 pass
 
     asyncio.run(run())
+
+
+def test_who_listened_is_free_at_the_end() -> None:
+    """Without the collector: it would look through the lines of thousands of rows at once, and hold the loop for it."""
+
+    class Line:
+        def __init__(self) -> None:
+            self.heard = 0
+            nothing: Any = None
+            self.stream = Stream(nothing, lambda asked: None)
+            self.stream.listen(self.hear)
+
+        def hear(self) -> None:
+            self.heard += 1
+
+    gc.disable()
+    try:
+        line = Line()
+        line.stream.push([Delta(1, 0, token_ids=[5], finish_reason="stop")])
+        line.stream.end()
+        assert line.heard == 2
+        news, over = line.stream.take()
+        line.stream.listen(line.hear)  # too late: there is nothing to come
+        assert over and len(news) == 1 and line.heard == 3
+        held = weakref.ref(line)
+        del line
+        assert held() is None
+    finally:
+        gc.enable()

@@ -50,7 +50,8 @@ class Stream:
 
     def listen(self, hear: Callable[[], None]) -> None:
         """Has `hear` called when there is news, and at the end: who reads thousands of streams has no task for each."""
-        self._hear = hear
+        if self._end is False:
+            self._hear = hear
         if self._news or self._end is not False:
             hear()
 
@@ -79,6 +80,7 @@ class Stream:
         if self._end is False:
             self._end = True if error is None else error
         self._wake()
+        self._hear = None  # who listens holds the stream: a cycle, which would lie until the collector comes
 
     def _merge(self) -> None:
         """The reader is far behind: a sample's deltas become one, with logprobs one for about SCORED tokens. So what

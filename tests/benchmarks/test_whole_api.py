@@ -10,8 +10,9 @@ from random_schemas import long_schema, made_schemas
 from whole_api import TINY, arguments, line_of, run
 
 from penstock.demo import model_folder
-from penstock.engine.grammars import Grammars
 from penstock.request import StructuredOutputsParams
+from penstock.text.grammar import GrammarCompiler, grammar_text
+from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("llguidance")
@@ -20,9 +21,9 @@ pytest.importorskip("llguidance")
 def test_schemas_are_apart_and_can_be_served() -> None:
     schemas = made_schemas(100, 42)
     assert schemas == made_schemas(100, 42) and len({json.dumps(each) for each in schemas}) == 100
-    grammars = Grammars(model_folder(), 2048, (0,))
+    compiler = GrammarCompiler(Tokenizer.load(model_folder(), vocab_size=2048), (0,))
     for schema in [*schemas[:20], long_schema(1000)]:
-        assert grammars.compile(StructuredOutputsParams(json=schema)).matcher(0, (), forces=True).mask() is not None
+        assert compiler.compile(grammar_text(StructuredOutputsParams(json=schema))).matcher().mask().any()
 
 
 def test_parts_run_and_are_told(tmp_path: Path) -> None:

@@ -117,6 +117,15 @@ def test_remaining_stays_between_one_and_the_limit() -> None:
     assert model.remaining(ages, np.full(ages.size, 0, np.int32)).tolist() == [1] * ages.size
 
 
+@pytest.mark.parametrize("seen", [0, 400])
+def test_one_row_is_expected_to_make_what_it_is_among_many(seen: int) -> None:
+    model, ages = LengthModel(512), np.arange(0, 600, 7, dtype=np.int32)
+    model.observe(np.random.default_rng(1).integers(1, 512, seen).astype(np.int32))
+    for limit, scale in ((0, 1.0), (5, 1.0), (1000, 0.3), (1000, 1.7)):
+        many = model.remaining(ages, np.full(ages.size, limit, np.int32), scale).tolist()
+        assert [model.remaining_of_one(age, limit, scale) for age in ages.tolist()] == many
+
+
 def test_old_work_fades() -> None:
     model = LengthModel(2048)
     model.observe(np.full(1000, 1000, np.int32))

@@ -18,6 +18,7 @@ from penstock.row_table import (
     WANTS_PENALTY,
 )
 from penstock.schedule.request_state import RequestState, wants_of
+from penstock.schedule.rows import ENDED, RUNNING, Rows
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.stop_token_masks import StopTokenMasks
@@ -106,6 +107,17 @@ def test_samples_that_are_none_of_the_n(samples: list[int]) -> None:
     request = Request(request_id=1, prompt=b"\1\0\0\0", sampling=SamplingParams(n=2), samples=samples)
     with pytest.raises(UsageError, match="samples"):
         Scheduler(limits()).submit(request)
+
+
+def test_a_row_that_went_to_another_sample_is_not_its_own_any_more() -> None:
+    rows, live = Rows(8, 4), live_of(SamplingParams(n=4))
+    live.row_of[:] = [2, 3, 5, -1]
+    rows.state[[2, 3, 5]], rows.sample[[2, 3, 5]], rows.request[:] = RUNNING, [0, 1, 2], live.request_id
+    assert live.living(rows).tolist() == [2, 3, 5] and live.living(rows, 1).tolist() == [3]
+    rows.request[2], rows.sample[3], rows.state[5] = 9, 3, ENDED
+    assert live.living(rows).size == 0 and live.living(rows, 1).size == 0
+    rows.state[7], rows.sample[7] = RUNNING, 3
+    assert live.living(rows, 3).size == 0, "it never had a row: -1 is no row's number"
 
 
 def test_a_prompt_beyond_the_context_ends_alone() -> None:

@@ -179,11 +179,7 @@ class Drive:
         rows, live = self.scheduler.rows, self.scheduler.live.get(number)
         if live is None:
             return {}
-        made = {
-            int(rows.sample[row]): int(rows.read_length[row]) + 1 - live.prompt_length
-            for row in live.row_of[live.row_of >= 0]
-            if rows.state[row] != ENDED
-        }
+        made = {int(rows.sample[row]): int(rows.read_length[row]) + 1 - live.prompt_length for row in live.living(rows)}
         for group in live.groups:
             count = group.tokens.size - live.prompt_length
             self.cut_waiting += 0 if group.scored is None else group.pending * group.scored.chosen.size

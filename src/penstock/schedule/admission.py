@@ -23,7 +23,7 @@ from penstock.schedule.prefix_tree import PrefixTree, words_of
 from penstock.schedule.request_state import PREFILLING, READY, WAITING, ForkGroup
 from penstock.schedule.rows import BACKGROUND, IGNORES_EOS, RUNNING, STOP_IDS, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import Int32, Int64
+from penstock.schedule.step import Int32
 from penstock.schedule.wait_queue import FairQueue
 from penstock.schedule.windowed_pool import WindowedPool
 
@@ -175,14 +175,16 @@ class Admission:
         pages, ramp = self.pool.pages_of(np.flatnonzero(self.rows.state == RUNNING), self.rows)
         return Forecast.of(pages, remaining, self.pool.held - int(pages.sum()), ramp, self.pool.per_block - 1)
 
-    def _running(self) -> tuple[Int32, Int64]:
+    def _running(self) -> tuple[Int32, Int32]:
         """Own blocks of the running rows, and the tokens that each is expected to make."""
         rows = self.rows
-        live = np.flatnonzero(rows.state == RUNNING)
-        own = (rows.blocks - rows.shared).take(live)  # whole columns first: gathering costs more than subtracting
-        left = (rows.limit - rows.planned_length).take(live)
-        remaining = self.lengths.remaining((rows.planned_length + 1 - rows.prompt).take(live), left)
-        return own, np.where(rows.traits.take(live) & IGNORES_EOS, left, remaining)
+        live = rows.state == RUNNING
+        left = rows.limit - rows.planned_length  # whole columns first: gathering costs more than computing
+        remaining = self.lengths.remaining(rows.planned_length + 1 - rows.prompt, left)
+        ignores = rows.traits & IGNORES_EOS
+        if ignores.any():
+            remaining = np.where(ignores, left, remaining)
+        return (rows.blocks - rows.shared)[live], remaining[live]
 
     def _expected(self, group: ForkGroup) -> int:
         """Tokens that a tail of this group is expected to make from here on."""
@@ -191,7 +193,7 @@ class Admission:
         left = group.live.limit - group.tokens.size
         if group.live.traits & IGNORES_EOS or left == 1:
             return left  # it runs to its limit, but for a stop string or id
-        return int(self.lengths.remaining(np.array([made], np.int32), np.array([left], np.int32), scale)[0])
+        return self.lengths.remaining_of_one(made, left, scale)
 
     def _join(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:
         while self.ready and self.rows.free_count and self.ready[0].ready_from <= number:
@@ -238,27 +240,28 @@ class Admission:
 
     def _write_columns(self, group: ForkGroup, rows: Int32, samples: Int32) -> None:
         columns, live = self.rows, group.live
-        columns.state[rows] = RUNNING
-        columns.group[rows] = group.slot
-        columns.sample[rows] = samples
-        columns.planned_length[rows] = group.target
-        columns.read_length[rows] = group.target
-        columns.prompt[rows] = live.prompt_length
-        columns.limit[rows] = live.limit
-        columns.sent[rows] = group.sent
-        columns.shared[rows] = group.full
-        columns.blocks[rows] = group.full + int(group.has_partial)
-        columns.passed[rows] = group.passed
-        columns.bound[rows] = min(self.pool.past(group.target), group.full)
-        columns.order[rows] = self.order + np.arange(rows.size) + (BACKGROUND if live.background else 0)
-        columns.traits[rows] = live.traits
-        columns.watch[rows] = live.watch
-        columns.wants[rows] = live.record["wants"][0]
-        columns.top[rows] = live.record["logprobs"][0]
-        columns.single[rows] = live.row_of.size == 1
-        columns.request[rows] = live.request_id
+        at = rows.astype(np.intp)  # numpy writes by its own type in a fifth of the time
+        columns.state[at] = RUNNING
+        columns.group[at] = group.slot
+        columns.sample[at] = samples
+        columns.planned_length[at] = group.target
+        columns.read_length[at] = group.target
+        columns.prompt[at] = live.prompt_length
+        columns.limit[at] = live.limit
+        columns.sent[at] = group.sent
+        columns.shared[at] = group.full
+        columns.blocks[at] = group.full + int(group.has_partial)
+        columns.passed[at] = group.passed
+        columns.bound[at] = min(self.pool.past(group.target), group.full)
+        columns.order[at] = self.order + np.arange(rows.size) + (BACKGROUND if live.background else 0)
+        columns.traits[at] = live.traits
+        columns.watch[at] = live.watch
+        columns.wants[at] = live.record["wants"][0]
+        columns.top[at] = live.record["logprobs"][0]
+        columns.single[at] = live.row_of.size == 1
+        columns.request[at] = live.request_id
         if live.traits & STOP_IDS:
-            columns.stop_ids[rows] = live.record["stop_ids"][0]
+            columns.stop_ids[at] = live.record["stop_ids"][0]
         live.row_of[samples] = rows
         self.mask_slots.join(live, rows, samples)
         self.order += rows.size

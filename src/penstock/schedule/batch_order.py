@@ -61,7 +61,7 @@ class BatchOrder:
     def running(self) -> Int32:
         """Rows that are in the steps, in growing order. Not to be written to."""
         if self.changed:
-            self._running = np.flatnonzero(self.rows.state == RUNNING).astype(np.int32)
+            self._running = (self.rows.state == RUNNING).nonzero()[0].astype(np.int32)
             self.changed = False
         return self._running
 
@@ -112,7 +112,8 @@ class BatchOrder:
         if np.count_nonzero(active) != rows.size:  # some sit this step out
             active = np.zeros(self.rows.count, np.bool_)
             active[rows] = True
-        wants = int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & WANTS_ANY
+        any_wants = self.rows.wants.any()  # of all rows first: gathering costs six times as much
+        wants = int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & WANTS_ANY if any_wants else 0
         order = Order(*self._grouped(rows), active, wants)
         self._ordered = rows, order
         return order

@@ -31,16 +31,18 @@ class DeferredFree:
 
         Their own blocks stay with them until they are free.
         """
-        fresh = rows[(self.rows.state[rows] == RUNNING) | (self.rows.state[rows] == DRAINED)]
-        self.rows.state[rows] = state
+        places = rows.astype(np.intp)  # numpy writes by its own type in a fifth of the time
+        states = self.rows.state.take(places)
+        fresh = rows[(states == RUNNING) | (states == DRAINED)]
+        self.rows.state[places] = state
         if not fresh.size:
             return
-        slots, counts = counted(self.rows.group[fresh])
+        slots, counts = counted(self.rows.group.take(fresh))
         for group, count in zip(self.groups.at(slots.tolist()), counts.tolist(), strict=True):
             group.running -= count
         self.batch_order.removed(slots, counts)
         self._rows = np.concatenate((self._rows, fresh))
-        self._until = np.concatenate((self._until, self.rows.last_flight[fresh]))
+        self._until = np.concatenate((self._until, self.rows.last_flight.take(fresh)))
 
     def add_blocks(self, blocks: Int32, until: int) -> None:
         """Takes in blocks of a fork group, named by no flight after `until`."""

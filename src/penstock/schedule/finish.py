@@ -51,15 +51,11 @@ class Finisher:
         """Ends rows whose last token was read; returns their requests."""
         if not rows.size:
             return []
-        self._observe(rows)
-        lives = []
-        slots, counts = counted(self.rows.group[rows])
-        for group, count in zip(self.groups.at(slots.tolist()), counts.tolist(), strict=True):
-            live = group.live
-            live.outstanding -= count
-            lives.append(live)
+        found = self._observe(rows)
+        for group, count in found:
+            group.live.outstanding -= count
         self.deferred.leave(rows, ENDED)
-        return lives
+        return [group.live for group, _ in found]
 
     def invalidate(self, rows: Int32) -> None:
         """Takes all blocks of rows whose logits were not finite, their prompts' included, out of the prefix tree.
@@ -73,20 +69,20 @@ class Finisher:
         tables = [self.rows.table[row, : self.rows.blocks[row]] for row in rows.tolist()]
         self.tree.drop(np.unique(np.concatenate(tables)))
 
-    def _observe(self, rows: Int32) -> None:
-        """Lets the forecast learn from samples that came to their end; a group's own mean counts if it has several.
+    def _observe(self, rows: Int32) -> list[tuple[ForkGroup, int]]:
+        """Lets the forecast learn from samples that came to their end; returns their groups, with how many of each.
         Those that may make one token, as label scores do, say nothing of how long others go on."""
-        rows = rows[self.rows.limit[rows] - self.rows.prompt[rows] > 1]
-        outputs = self.rows.read_length[rows] - self.rows.prompt[rows] + 1
-        self.lengths.observe(outputs)
-        several = ~self.rows.single[rows]
-        groups = self.rows.group[rows[several]]
-        slots, counts = counted(groups)
-        totals = np.bincount(groups, weights=outputs[several])[slots]
-        for slot, count, total in zip(slots.tolist(), counts.tolist(), totals.tolist(), strict=True):
-            group = self.groups[slot]
+        columns = self.rows
+        prompt, slot = columns.prompt.take(rows), columns.group.take(rows)
+        outputs = columns.read_length.take(rows) - prompt + np.int32(1)
+        self.lengths.observe(outputs[columns.limit.take(rows) - prompt > 1])
+        slots, counts = counted(slot)
+        found = list(zip(self.groups.at(slots.tolist()), counts.tolist(), strict=True))
+        totals = np.bincount(slot, weights=outputs).take(slots)
+        for (group, count), total in zip(found, totals.tolist(), strict=True):
             group.finished += count
             group.finished_tokens += int(total)
+        return found
 
     def cancel(self, live: RequestState, sample: int | None) -> None:
         """Ends all of a request, or one sample: pending tails at once, rows as their flights are read."""
@@ -99,9 +95,7 @@ class Finisher:
                 if not stay.size:
                     self.admission.remove(group)
                     self._close_if_over(group)
-        rows = live.row_of if sample is None else live.row_of[sample : sample + 1]
-        rows = rows[rows >= 0]
-        rows = rows[self.rows.state[rows] != ENDED]
+        rows = live.living(self.rows, sample)
         live.outstanding -= rows.size
         if sample is not None:  # it came to its end (a stop string): the whole request's going away teaches nothing
             self._observe(rows)
@@ -119,20 +113,11 @@ class Finisher:
         if not rows.size:
             return
         self.pool.release(self.rows.own_blocks(rows))
-        slots = self.rows.group[rows]
-        by_group = np.argsort(slots, kind="stable")
-        sorted_rows = rows[by_group]
-        samples = self.rows.sample[sorted_rows]
-        all_ended = bool((self.rows.state[rows] == ENDED).all())  # a preempted one's sample may have a row again
-        at = 0
-        for slot, count in zip(*(column.tolist() for column in counted(slots)), strict=True):
-            group = self.groups[slot]
-            mine = slice(at, at + count)
-            at += count
-            row_of, each = group.live.row_of, samples[mine]
-            row_of[each] = -1 if all_ended else np.where(row_of[each] == sorted_rows[mine], -1, row_of[each])
+        slots, counts = counted(self.rows.group.take(rows))
+        for group, count in zip(self.groups.at(slots.tolist()), counts.tolist(), strict=True):
             group.rows -= count
-            self._close_if_over(group)
+            if not group.rows:
+                self._close_if_over(group)
         self.rows.free(rows)
 
     def _close_if_over(self, group: ForkGroup) -> None:

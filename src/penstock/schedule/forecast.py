@@ -9,6 +9,7 @@ It knows numbers only: no rows, no pool. `tests/schedule/test_forecast.py` repla
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ Float64 = NDArray[np.float64]
 
 _PRIOR = 0.5  # of the limit, while nothing has finished yet
 _FADE = 0.999  # a finished sample's weight after each later one, so that old work is forgotten
+_ROW = 2.0**32  # what a row counts beside its pages
 _ENOUGH = 8  # finished samples of a group before its own mean counts
 
 
@@ -29,6 +31,7 @@ class LengthModel:
 
     def __init__(self, max_tokens: int) -> None:
         self._counts: Float64 = np.zeros(max_tokens // BLOCK_SIZE + 2)
+        self._age: Float64 = np.arange(0.0, self._counts.size * BLOCK_SIZE, BLOCK_SIZE)
         self._residual: Float64 | None = None
         self._mean = 0.0
 
@@ -46,7 +49,7 @@ class LengthModel:
         self._refresh()
         return self._mean
 
-    def remaining(self, age: Int32, limit: Int32, scale: float = 1.0) -> Int64:
+    def remaining(self, age: Int32, limit: Int32, scale: float = 1.0) -> Int32:
         """Expected further tokens of rows that have made `age` tokens and end at the latest after `limit` more.
 
         The mean residual life of the finished samples that got at least as old; `scale` stretches it for rows whose
@@ -54,11 +57,17 @@ class LengthModel:
         """
         residual = self._refresh()
         if residual is None:
-            guess = np.ceil(limit * _PRIOR).astype(np.int64)
+            guess = np.ceil(limit * _PRIOR).astype(np.int32)
         else:  # rounded before rows look it up: there are fewer buckets than rows
-            guess = np.ceil(residual * scale).astype(np.int64).take(age // BLOCK_SIZE, mode="clip")
-        tokens: Int64 = np.maximum(np.minimum(guess, limit), 1)
+            guess = np.ceil(residual * scale).astype(np.int32).take(age // BLOCK_SIZE, mode="clip")
+        tokens: Int32 = np.maximum(np.minimum(guess, limit), 1)
         return tokens
+
+    def remaining_of_one(self, age: int, limit: int, scale: float = 1.0) -> int:
+        """The same of one row: arrays would cost ten times as much."""
+        residual = self._refresh()
+        guess = limit * _PRIOR if residual is None else residual[min(age // BLOCK_SIZE, residual.size - 1)] * scale
+        return max(1, min(math.ceil(guess), limit))
 
     def scale(self, finished: int, total: int) -> float:
         """A group's stretch against the model's mean: `finished` samples of `total` output tokens so far."""
@@ -68,13 +77,11 @@ class LengthModel:
 
     def _refresh(self) -> Float64 | None:
         if self._residual is None and self._counts.any():
-            middle = (np.arange(self._counts.size) + 0.5) * BLOCK_SIZE
             alive = np.cumsum(self._counts[::-1])[::-1]
-            total = np.cumsum((self._counts * middle)[::-1])[::-1]
-            age = np.arange(self._counts.size) * BLOCK_SIZE
+            total = np.cumsum((self._counts * (self._age + BLOCK_SIZE / 2))[::-1])[::-1]
             # Past the longest sample seen nothing is known: expect one more bucket.
-            mean = np.divide(total, alive, out=age + BLOCK_SIZE * 1.0, where=alive > 1e-9)
-            self._residual = np.maximum(mean - age, 1.0)
+            mean = np.divide(total, alive, out=self._age + BLOCK_SIZE, where=alive > 1e-9)
+            self._residual = np.maximum(mean - self._age, 1.0)
             self._mean = float(mean[0])
         return self._residual
 
@@ -88,7 +95,7 @@ class Forecast:
     more: int = 0  # pages beside the first that a block takes until a row's window is full
 
     @classmethod
-    def of(cls, own: Int32, remaining: Int64, fixed: int, ramp: Int32 | None = None, more: int = 0) -> Forecast:
+    def of(cls, own: Int32, remaining: Int32, fixed: int, ramp: Int32 | None = None, more: int = 0) -> Forecast:
         """`own` pages of each row now, tokens each will still make, and pages held by prefixes (`fixed`).
 
         A row takes one page a bucket, and `more` on top in its first ramp[i] buckets: until its window is full.
@@ -97,9 +104,10 @@ class Forecast:
             return cls(np.array([fixed], np.int64), fixed, more)
         ends = (remaining + (BLOCK_SIZE - 1)) // BLOCK_SIZE  # a row lives through buckets 0 .. ends
         buckets = int(ends.max()) + 1
-        alive = np.cumsum(np.bincount(ends, minlength=buckets)[::-1])[::-1]
-        held = np.cumsum(np.bincount(ends, weights=own, minlength=buckets)[::-1])[::-1]
-        use = fixed + held.astype(np.int64) + np.arange(buckets) * alive
+        # Rows and their pages in one sum, which a float holds to the last: it costs as much as a sum of either.
+        both = np.bincount(ends, weights=own + _ROW, minlength=buckets)[::-1].cumsum()[::-1]
+        alive, held = np.divmod(both, _ROW)
+        use = fixed + (held + np.arange(buckets) * alive).astype(np.int64)
         if ramp is not None:
             until = np.minimum(ramp, ends)
             rising = np.cumsum(np.bincount(until, minlength=buckets)[::-1])[::-1]
@@ -115,22 +123,23 @@ class Forecast:
         """How many new rows of `own` pages and `remaining` tokens each fit under `capacity` at every bucket."""
         buckets = -(-remaining // BLOCK_SIZE) + 1
         need = self._need(own, buckets, ramp)
-        use = np.full(buckets, self.fixed, np.int64)
-        shown = min(buckets, self.use.size)
-        use[:shown] = self.use[:shown]
-        return max(0, int(((capacity - use) // need).min()))
+        self._reach(buckets)
+        return max(0, int(((capacity - self.use[:buckets]) // need).min()))
 
     def _need(self, own: int, buckets: int, ramp: int) -> Int64:
         """Pages of one row in each bucket [buckets]."""
-        time = np.arange(buckets)
-        pages: Int64 = own + time + self.more * np.minimum(time, ramp)
-        return pages
+        pages: Int64 = np.arange(own, own + buckets)
+        return pages + self.more * np.minimum(np.arange(buckets), ramp) if self.more else pages
+
+    def _reach(self, buckets: int) -> None:
+        """So many buckets are shown, at least."""
+        if buckets > self.use.size:
+            self.use = np.concatenate((self.use, np.full(buckets - self.use.size, self.fixed, np.int64)))
 
     def add(self, count: int, own: int, remaining: int, fixed: int = 0, ramp: int = 0) -> None:
         """Takes `count` new rows (and `fixed` pages of their prefix) into the forecast."""
         buckets = -(-remaining // BLOCK_SIZE) + 1
-        if buckets > self.use.size:
-            self.use = np.concatenate((self.use, np.full(buckets - self.use.size, self.fixed, np.int64)))
+        self._reach(buckets)
         self.use[:buckets] += count * self._need(own, buckets, ramp)
         self.use += fixed
         self.fixed += fixed

@@ -76,7 +76,7 @@ class MaskSlots:
 
     def leave(self, rows: Int32) -> None:
         """Takes the slots of rows back that no flight to be read names."""
-        rows = rows[self.rows.mask_slot[rows] >= 0]
+        rows = rows[self.rows.mask_slot.take(rows) >= 0]
         if not rows.size:
             return
         slots, counts = np.unique(self.rows.mask_slot[rows], return_counts=True)

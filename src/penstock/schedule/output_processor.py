@@ -142,8 +142,7 @@ class OutputProcessor:
 
     def made_by(self, live: RequestState) -> list[Deltas]:
         """Returns the ends of a request's samples that are to be cancelled: tokens of each that have not gone up."""
-        rows = live.row_of[live.row_of >= 0].astype(np.int64)
-        rows = rows[self.rows.state[rows] != ENDED]
+        rows = live.living(self.rows).astype(np.int64)
         told = [_cut_pending(group) for group in live.groups if group.pending]
         if rows.size:
             finish, stop_id = np.full(rows.size, ABORT, np.int8), np.full(rows.size, NO_STOP_ID, np.int32)

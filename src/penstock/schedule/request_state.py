@@ -32,7 +32,7 @@ from penstock.row_table import (
 from penstock.schedule.constraint import ConstraintFactory
 from penstock.schedule.guides import Guide
 from penstock.schedule.logprob_store import TokenScores
-from penstock.schedule.rows import EACH_TOKEN, IGNORES_EOS, MORE_STOP_IDS, ON_WATCH, STOP_IDS
+from penstock.schedule.rows import EACH_TOKEN, ENDED, IGNORES_EOS, MORE_STOP_IDS, ON_WATCH, STOP_IDS, Rows
 from penstock.schedule.step import JOIN_RECORD, Int32
 
 WAITING, PREFILLING, READY = range(3)
@@ -102,7 +102,7 @@ class RequestState:
     watch: int  # slot of its watch table, -1: none
     prompt_logprobs: int  # -1: none
     outstanding: int  # samples that have not ended
-    row_of: Int32  # [n] sample index -> row, -1: none
+    row_of: Int32  # [n] sample index -> the row that it joined last, which may be another's by now; -1: none
     background: bool = False
     tenant: int = 0
     salt: int = 0
@@ -163,6 +163,14 @@ class RequestState:
             else b"",
             constrain=constrain,
         )
+
+    def living(self, rows: Rows, sample: int | None = None) -> Int32:
+        """Returns the rows of its samples, or of one, that have a row and have not ended."""
+        samples = np.arange(self.row_of.size)[slice(None) if sample is None else slice(sample, sample + 1)]
+        mine = self.row_of[samples]
+        its = (rows.state[mine] > ENDED) & (rows.request[mine] == self.request_id) & (rows.sample[mine] == samples)
+        living: Int32 = mine[its & (mine >= 0)]
+        return living
 
     def begin(self) -> None:
         """A step takes it up: its prompt, or its first tail."""

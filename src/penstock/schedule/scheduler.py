@@ -152,13 +152,12 @@ class Scheduler:
         if joins is not None:
             for piece in admitted.pieces:
                 self.batch_order.joined(piece.group)
-            rows = np.concatenate((rows, joins.rows))
-            _, more, _ = self._grow(joins.rows, joins.rows[self._need_block()[joins.rows]])
+            joined = joins.rows
+            rows = np.concatenate((rows, joined))
+            _, more, _ = self._grow(joined, joined[self._need_block(joined)])
             growth = np.concatenate((growth, more))
             # A resumed tail's last token may not have gone up yet: it is gathered from its slot like the ones to come.
-            self.slot_token.reshape(-1)[self.rows.slots(joins.rows, joins.records["length"])] = joins.records[
-                "last_token"
-            ]
+            self.slot_token.reshape(-1)[self.rows.slots(joined, joins.records["length"])] = joins.records["last_token"]
             for piece in admitted.pieces:
                 self.outputs.bring_scores(piece.rows, piece.group)
         if not rows.size and not admitted.chunks:
@@ -216,7 +215,7 @@ class Scheduler:
         rows, columns = order.rows, self.rows
         lengths = columns.planned_length.take(rows)
         # Whole columns: writing to a step's rows one by one costs ten times as much.
-        np.copyto(columns.last_flight, number, where=order.active)
+        columns.last_flight[order.active] = number
         drafts = self.drafting.offer(rows, lengths)
         self.counts["drafted_tokens"] += 0 if drafts is None else drafts.tokens.size
         draws_late = self.mask_slots.guided(rows).size > 0
@@ -250,7 +249,7 @@ class Scheduler:
         """A step draws for these of all rows. Whose last step it is is known without reading."""
         columns = self.rows
         columns.planned_length += drawn
-        drained = np.flatnonzero(drawn & (columns.planned_length + 1 >= columns.limit))
+        drained = (drawn & (columns.planned_length + 1 >= columns.limit)).nonzero()[0]
         if self.drafting.may:
             drained = drained[columns.drafted[drained] == 0]  # the others may be shorter than planned
         if drained.size:
@@ -263,17 +262,17 @@ class Scheduler:
         rows = self.mask_slots.launchable(self.batch_order.running(), self._read)
         return self.drafting.without_full(rows)
 
-    def _need_block(self) -> Bool:
-        """Of all rows, those whose coming token needs a block more. Whole columns: gathering costs ten times as much.
+    def _need_block(self, of: Int32 | slice = slice(None)) -> Bool:
+        """Whether rows' coming tokens need a block more. Of most rows whole columns: gathering costs ten times as much.
 
         The table covers the position after the one that a step stores: the host keeps the drawn token there.
         """
-        short: Bool = self.rows.planned_length + 1 >= self.rows.blocks * BLOCK_SIZE
+        short: Bool = self.rows.planned_length[of] + 1 >= self.rows.blocks[of] * BLOCK_SIZE
         return short
 
     def _short_of_blocks(self) -> Int32:
         """The running rows whose coming token needs a block more."""
-        short = np.flatnonzero(self._need_block() & (self.rows.state == RUNNING)).astype(np.int32)
+        short = (self._need_block() & (self.rows.state == RUNNING)).nonzero()[0].astype(np.int32)
         short = self.mask_slots.launchable(short, self._read)
         return self.drafting.without_full(short)
 
@@ -291,10 +290,11 @@ class Scheduler:
             waits = oldest[self.pool.available :]
             needy = oldest[: self.pool.available]
             rows = rows[~np.isin(rows, waits)]
-        place = columns.blocks[needy]
+        at = needy.astype(np.intp)
+        place = columns.blocks[at]
         blocks = self.pool.take(needy.size)
-        columns.table[needy, place] = blocks
-        columns.blocks[needy] = place + 1
+        columns.table[at, place] = blocks
+        columns.blocks[at] = place + 1
         return rows, np.stack((needy, place, blocks), axis=1), stalled
 
     def _check(self, request: Request, tokens: Int32) -> None:

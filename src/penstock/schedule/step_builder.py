@@ -18,18 +18,22 @@ def joins_of(pieces: list[Piece], rows: Rows) -> Joins | None:
         return None
     counts = [piece.rows.size for piece in pieces]
     lives = [piece.group.live for piece in pieces]
-    records = np.repeat(np.concatenate([live.record for live in lives]), counts)
-    joined = records["row"] = np.concatenate([piece.rows for piece in pieces])
+    heads = np.concatenate([live.record for live in lives])
+    heads["length"] = [piece.group.target for piece in pieces]
+    heads["last_token"] = [piece.group.tokens[-1] for piece in pieces]
+    records = np.repeat(heads, counts)
+    records["row"] = np.concatenate([piece.rows for piece in pieces])
+    joined = records["row"].astype(np.intp)
     records["sample"] = np.concatenate([piece.samples for piece in pieces])
-    records["length"] = np.repeat([piece.group.target for piece in pieces], counts)
-    records["last_token"] = np.repeat([int(piece.group.tokens[-1]) for piece in pieces], counts)
     records["mask_slot"] = rows.mask_slot[joined]
-    width = int(rows.blocks[joined].max())
+    blocks = rows.blocks[joined]
+    width = int(blocks.max())
     table = rows.table[joined, :width]
-    table[np.arange(width) >= rows.blocks[joined, None]] = SCRATCH_BLOCK
+    table[np.arange(width) >= blocks[:, None]] = SCRATCH_BLOCK
     start = np.zeros(records.size + 1, np.int32)
-    np.cumsum(np.repeat([live.bias_ids.size for live in lives], counts), out=start[1:])
     biased = [(live, count) for live, count in zip(lives, counts, strict=True) if live.bias_ids.size]
+    if biased:
+        np.cumsum(np.repeat([live.bias_ids.size for live in lives], counts), out=start[1:])
     ids = [np.tile(live.bias_ids, count) for live, count in biased]
     values = [np.tile(live.bias_values, count) for live, count in biased]
     return Joins(

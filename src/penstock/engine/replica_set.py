@@ -185,7 +185,8 @@ class ReplicaSet:
     def wanting(self) -> set[int]:
         """Replicas that would have rows free, or next to nothing that waits for them, in a few seconds."""
         rows, longest = self.facts.max_num_seqs // self.count, self.facts.max_model_len
-        return {r.number for r in self._replicas if r.takes and self.router.wants(r.samples, rows, longest)}
+        room = self.router.room(rows, longest)
+        return {r.number for r in self._replicas if r.takes and r.samples < room}
 
     def _send(
         self, made: ReplicaStream, samples: Sequence[int] | None, *, whole: bool = False, among: Collection[int] = ()

@@ -115,11 +115,11 @@ class Router:
         mean = self._mean("mean")
         return float(limit) if runs_on else max(1.0, min(limit, mean) if mean else limit * _GUESS)
 
-    def wants(self, samples: int, rows: int, longest: int) -> bool:
-        """Whether a replica of so many rows, which has these samples of a job, would have rows free, or next to
-        nothing that waits for them, in a few seconds. longest: tokens that a sample may have."""
+    def room(self, rows: int, longest: int) -> float:
+        """Samples of a job with fewer of which a replica of so many rows would have rows free, or next to nothing that
+        waits for them, in a few seconds. longest: tokens that a sample may have."""
         each = self.expected_tokens(longest) * self.token_seconds
-        return (samples - rows) * each < min(FEW_SECONDS, rows * each)
+        return rows + min(FEW_SECONDS / each, rows)
 
     def _mean(self, name: str) -> float:
         """Over replicas that are up and have said it; kept until one says more: a request asks for it many times."""

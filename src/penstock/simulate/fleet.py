@@ -2,7 +2,7 @@
 
     arrival -> Router.route -> a part for each replica that takes samples -> ModelledReplica -> FleetOutcome
 
-A job's requests have no arrivals: replicas are given some whenever they want them (Router.wants), as `penstock run`
+A job's requests have no arrivals: replicas are given some whenever they want them (Router.room), as `penstock run`
 does. Stats go from a replica to the router as often as an engine sends them. Requests that come while no replica is up
 are held. It knows loads and replicas; no goals.
 """
@@ -22,6 +22,7 @@ from penstock.simulate.modelled_replica import ModelledReplica
 from penstock.simulate.scaling import Scaler, Scaling
 from penstock.simulate.step_costs import StepCosts
 
+FEW_TURNS = 4  # of a replica before the next one has its turn: what it works on is in the caches then
 STATS_EVERY = 0.1  # seconds, as engine/process.py has it
 AHEAD = 2  # samples that a replica has of a job: so many times its rows, as LLM.stream gives an engine by itself
 
@@ -75,14 +76,13 @@ class Fleet:
         time now and then."""
         turns, now = 0, 0.0
         while now <= until:
-            working = [replica for replica in self.replicas if replica.has_work]
-            replica = min(working, key=lambda each: each.now, default=None)
+            working = [(replica.now, number) for number, replica in enumerate(self.replicas) if replica.has_work]
+            soon, number = min(working, default=(np.inf, 0))
             coming, look = self._coming(), self._look(bool(working))
-            if replica is not None and replica.now < min(coming, look):
-                now = replica.now
-                self._turn(self.replicas.index(replica), min(coming, look))
-                turns += 1
-                if turns % 1024 == 0 and watch(now) is True:
+            if soon < min(coming, look):
+                now = soon
+                turns += self._turns(number, min(coming, look))
+                if turns % 1024 < FEW_TURNS and watch(now) is True:
                     break
             elif coming <= look and coming < np.inf:
                 self._take(coming)
@@ -154,17 +154,27 @@ class Fleet:
         rows, longest = self.limits.max_rows, self.limits.max_model_len
         if len(self.replicas) == 1:
             return [0] if self._open[0] < AHEAD * rows else []
-        return [n for n, mine in enumerate(self._open) if self.router.wants(mine, rows, longest)]
+        room = self.router.room(rows, longest)
+        return [number for number, mine in enumerate(self._open) if mine < room]
+
+    def _turns(self, number: int, coming: float) -> int:
+        """Turns a replica a few times, as long as nobody comes; returns how often."""
+        replica, turns = self.replicas[number], 0
+        while turns < FEW_TURNS and replica.has_work and replica.now < coming:
+            self._turn(number, coming)
+            turns += 1
+        return turns
 
     def _turn(self, number: int, coming: float) -> None:
         replica, alone = self.replicas[number], len(self.replicas) == 1
         news = replica.turn(coming if alone else min(coming, self._told[number] + STATS_EVERY))
         if news is not None:
-            first = news.first[np.isnan(self.first[news.first])]
-            self.first[first] = replica.now
-            self._done.append((replica.now, news.ended.size, news.tokens))
-            self._open[number] -= news.ended.size
-            for request, count in Counter(news.ended.tolist()).items():
+            if news.first.size:
+                first = news.first[np.isnan(self.first[news.first])]
+                self.first[first] = replica.now
+            self._done.append((replica.now, len(news.ended), news.tokens))
+            self._open[number] -= len(news.ended)
+            for request, count in Counter(news.ended).items():
                 self._left[request] -= count
                 if not self._left[request]:
                     self.end[request] = replica.now

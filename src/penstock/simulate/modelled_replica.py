@@ -21,7 +21,7 @@ from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import Int32, Int64, StepPlan, StepTokens
 from penstock.simulate.asked_load import AskedLoad
-from penstock.simulate.modelled_outputs import END, WORD, ModelledOutputs
+from penstock.simulate.modelled_outputs import WORD, ModelledOutputs
 from penstock.simulate.step_costs import StepCosts
 
 MOST_AT_ONCE = 4096  # steps of a leap
@@ -33,7 +33,7 @@ class ReadNews:
     ended."""
 
     first: Int64  # requests
-    ended: Int64  # requests, one entry a sample
+    ended: list[int]  # requests, one entry a sample
     tokens: int
 
 
@@ -42,7 +42,7 @@ class ModelledDevice:
 
     def __init__(self, load: AskedLoad, rows: int) -> None:
         self._load = load
-        self._left: Int32 = np.zeros(rows, np.int32)  # tokens that each row has to draw; below 1: it is done
+        self._last: Int32 = np.zeros(rows, np.int32)  # tokens stored when each row draws its answer's last
 
     def launch(self, plan: StepPlan) -> tuple[StepTokens, Int64]:
         """Returns what a step draws, and the requests whose rows draw their first token in it."""
@@ -51,22 +51,18 @@ class ModelledDevice:
             records, load = plan.joins.records, self._load
             rows, numbers = records["row"], records["seed"].astype(np.int64)
             outputs = load.output[load.start[numbers] + records["sample"]]
-            made = records["length"] + 1 - records["prompt_length"]
-            self._left[rows] = np.minimum(outputs, records["limit"] - records["prompt_length"]) - made
-            fresh = numbers[made == 0]
-        rows = plan.rows.astype(np.intp)  # numpy gathers fastest by its own type
-        left = self._left.take(rows) - np.int32(1)
-        self._left[rows] = left
-        return StepTokens(np.sign(left)), fresh  # WORD, END and NO_TOKEN are 1, 0 and -1
+            prompts = records["prompt_length"]
+            self._last[rows] = np.minimum(outputs + prompts, records["limit"]) - 2
+            fresh = numbers[records["length"] + 1 == prompts]
+        return self.tokens(plan), fresh
 
-    def least_left(self, rows: Int32) -> int:
-        """Returns how many tokens the row draws whose answer ends first."""
-        return int(self._left[rows].min())
+    def least_left(self, plan: StepPlan) -> int:
+        """Returns how many tokens the row draws behind this step whose answer ends first."""
+        return int((self._last.take(plan.rows) - plan.lengths).min())
 
-    def leap(self, rows: Int32, steps: int) -> StepTokens:
-        """Draws so many tokens for each row, none of which ended before the last step; returns the last step's."""
-        self._left[rows] -= steps
-        return StepTokens(np.where(self._left[rows] > 0, WORD, END).astype(np.int32))
+    def tokens(self, plan: StepPlan) -> StepTokens:
+        """Returns what a step draws, whose joining rows are known: WORD, END and NO_TOKEN are 1, 0 and -1."""
+        return StepTokens(np.sign(self._last.take(plan.rows) - plan.lengths))
 
 
 class ModelledReplica:
@@ -124,9 +120,8 @@ class ModelledReplica:
         self._read(oldest)
         before = self.scheduler.counts["generation_tokens"]
         deltas = self.scheduler.commit(oldest, tokens)
-        over = deltas.request[deltas.finish >= 0]
-        numbers = np.array([self._numbers[name] for name in over.tolist()], np.int64)
-        return ReadNews(fresh, numbers, self.scheduler.counts["generation_tokens"] - before)
+        over = [self._numbers[name] for name in deltas.request[deltas.finish >= 0].tolist()]
+        return ReadNews(fresh, over, self.scheduler.counts["generation_tokens"] - before)
 
     def stats(self) -> dict[str, float]:
         """Returns what a router hears of the engine."""
@@ -156,14 +151,13 @@ class ModelledReplica:
         assert self._leaper is not None
         last, _, _, ended = self.flights[-1]
         most = min(self._leaper.steps(last), MOST_AT_ONCE)
-        if most < 2 or (most := min(most, self.device.least_left(last.rows))) < 2:
+        if most < 2 or (most := min(most, self.device.least_left(last))) < 2:
             return False
         took = self._costs.next_seconds(last, most)
         ends = ended + np.cumsum(took)
         steps = 1 + int(np.searchsorted(np.append(ended, ends[:-2]), until)) if most > 1 else 1
         if steps < 2:
             return False
-        tokens = self.device.leap(last.rows, steps)
         plan = self._leaper.leap(last, steps, WORD)
         begins = [self.now, ended, *ends.tolist()]
         for each, seconds in enumerate(took[:steps].tolist()):
@@ -171,5 +165,5 @@ class ModelledReplica:
             self._launched(seconds)
             self.now = begins[each + 1]
             self._read(last)
-        self.flights[-1] = plan, tokens, np.zeros(0, np.int64), self._free
+        self.flights[-1] = plan, self.device.tokens(plan), np.zeros(0, np.int64), self._free
         return True

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import penstock.deploy.write_modal_app as room
 from penstock.cli import app
 from penstock.deploy.modal_deployment import ModalDeployment
 from penstock.deploy.write_modal_app import default_package, modal_app, modal_missing
@@ -182,6 +184,23 @@ def test_the_command_writes_once_and_says_what_is_next(tmp_path: Path) -> None:
     assert constants(out)["MODEL"] == ["Qwen/Qwen3-8B", "--max-num-seqs", "64"]
     again = CliRunner().invoke(app, words)
     assert again.exit_code == 2 and "is there" in again.output
+
+
+@pytest.mark.parametrize(
+    ("found", "says"), [(None, "isn't installed here"), ("1.4.9", "is 1.4.9 here"), ("1.5.1", ""), ("1.10.0", "")]
+)
+def test_a_client_that_is_absent_or_old_is_a_line(
+    found: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(room, "version", version)
+    told = modal_missing()
+    assert (told is None) == (not says)
+    assert told is None or (says in told and "penstock[modal]" in told and "\n" not in told)
 
 
 def test_an_app_lies_beside_the_checkout_that_it_names(tmp_path: Path) -> None:

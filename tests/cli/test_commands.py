@@ -22,6 +22,7 @@ from penstock.cli.exit_codes import stopped_by_sigterm, with_one_line
 from penstock.config import Config
 from penstock.demo import model_folder, problems_file
 from penstock.engine.interrupts import held_interrupts
+from penstock.errors import UsageError
 from penstock.jobs import doctor as doctor_room
 
 pytestmark = pytest.mark.torch
@@ -159,6 +160,29 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
     for says, arguments in cases.items():
         assert says in refused(*arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jsonl", "rows.jsonl"]
+
+
+def test_a_job_on_ray_opens_its_workers_as_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def workers(config: Config, **how: object) -> None:
+        opened.append((config.told(), how))
+        raise UsageError("no cluster in this test")
+
+    monkeypatch.setattr("penstock.jobs.ray_workers.RayWorkers", workers)
+    rows, out = tmp_path / "rows.jsonl", str(tmp_path / "out")
+    rows.write_text('{"id": 1, "prompt": "x"}\n')
+    run = ["run", str(rows), out, "--model", "demo", "--max-num-seqs", "5"]
+    monkeys = ["monkeys", "demo", "--problems", str(problems_file()), "--out", out, "--max-num-seqs", "5"]
+    for job in (run, monkeys):
+        assert "no cluster" in refused(*job, "--on", "ray", "--address", "host:1", "--workers", "3")
+        assert "no cluster" in refused(*job, "--on", "ray")
+        assert "--workers is of a Ray cluster: say --on ray too" in refused(*job, "--workers", "3")
+        assert "--address is of a Ray cluster: say --on ray too" in refused(*job, "--address", "auto")
+    assert "leave --on ray out" in refused(*monkeys, "--on", "ray", "--stop-when", "right")
+    there, here = {"address": "host:1", "workers": 3}, {"address": None, "workers": None}
+    assert [how for _, how in opened] == 2 * [there, here]
+    assert {(knobs["model"], knobs["max_num_seqs"]) for knobs, _ in opened} == {("demo", 5)}
 
 
 def test_models_are_listed_with_where_they_were_compared() -> None:

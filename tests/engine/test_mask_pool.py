@@ -143,3 +143,16 @@ def test_slow_samples_come_last(compiler: GrammarCompiler) -> None:
     desk.take(Next(np.array([1], np.int64).tobytes(), np.array([-1], np.int32).tobytes()))
     desk.take(End(np.array([1], np.int64).tobytes()))
     assert desk.make() is None
+
+
+def test_where_no_process_can_be_started_forms_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*args: object, **more: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    pool = MaskPool(folder, VOCABULARY, (END,), processes=1)
+    monkeypatch.setattr("subprocess.Popen", none)
+    with pytest.raises(UsageError, match="could not be started: Resource temporarily unavailable: free memory"):
+        pool.compiled(LETTERS)
+    monkeypatch.undo()
+    assert pool.compiled(DIGITS).refusal is None
+    pool.close()

@@ -105,7 +105,7 @@ class MaskPool:
     # --- forms --------------------------------------------------------------------------------------------------------
 
     def ask(self, asked: StructuredOutputsParams) -> Form:
-        """Returns a form: the one that is kept, else a new one, which is compiled from now on. Raises CapacityError."""
+        """Returns a form: the one that is kept, else a new one, which is compiled from now on."""
         key = msgspec.msgpack.encode(asked)
         form = self._forms.get(key)
         if form is None:
@@ -139,13 +139,17 @@ class MaskPool:
         return lambda sample: pool.sample(form, sampling.min_tokens, ends, forces=not barred)
 
     def _compile(self, form: Form) -> None:
-        if not self.processes:
-            self._start()
-        process = self.processes[self._turn % self._count]
-        self._turn += 1
+        try:
+            if not self.processes:
+                self._start()
+            process = self.processes[self._turn % self._count]
+            self._turn += 1
+            self._hand(form, process)
+        except CapacityError as error:
+            form.known, form.refusal = True, str(error)
+            return
         process.compiling.add(form.number)
         self._by_number[form.number] = form
-        self._hand(form, process)
 
     def _hand(self, form: Form, process: _Process) -> None:
         if process.died:
@@ -171,15 +175,18 @@ class MaskPool:
     def sample(
         self, form: Form, min_tokens: int = 0, stop_ids: tuple[int, ...] = (), *, forces: bool = True
     ) -> HeldSample:
-        """Begins a sample in the process that has the fewest. Raises EngineError where there are too many."""
-        process = max(self.processes, key=lambda each: len(each.places))
+        """Begins a sample in the process that has the fewest; where none can be started it is lost. Raises EngineError
+        where there are too many."""
+        process, number = max(self.processes, key=lambda each: len(each.places)), self._next_number()
         if not process.places:
             raise EngineError(f"more than {self._each * self._count} samples are held to forms: ask for fewer at once")
         if process.index not in form.processes:
-            self._hand(form, process)
-        held = HeldSample(self._next_number(), process, process.places.pop())
-        process.samples[held.number] = held
-        process.send(Begin(held.number, held.place, form.number, min_tokens, stop_ids, forces))
+            try:
+                self._hand(form, process)
+            except CapacityError:
+                return HeldSample(number, process, place=-1, lost=True)
+        held = process.samples[number] = HeldSample(number, process, process.places.pop())
+        process.send(Begin(number, held.place, form.number, min_tokens, stop_ids, forces))
         return held
 
     def start(self, guides: Sequence[Guide], tokens: Sequence[int] | None = None) -> None:
@@ -257,9 +264,10 @@ class MaskPool:
                 guide.made(forced[start[at] : start[at + 1]], self._pool[_held(guide).place])
 
     def _start(self) -> None:
-        self._memory = os.memfd_create("penstock-masks")
-        os.ftruncate(self._memory, self._count * self._each * self._words * 4)
-        self._pool = np.frombuffer(mmap.mmap(self._memory, 0), np.int32).reshape(-1, self._words)
+        if self._memory < 0:
+            self._memory = os.memfd_create("penstock-masks")
+            os.ftruncate(self._memory, self._count * self._each * self._words * 4)
+            self._pool = np.frombuffer(mmap.mmap(self._memory, 0), np.int32).reshape(-1, self._words)
         for index, channel in enumerate(self._spawn(self._count)):
             places = list(range(index * self._each, (index + 1) * self._each))
             self.processes.append(_Process(index, channel, places))

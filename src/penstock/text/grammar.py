@@ -124,11 +124,11 @@ class GrammarMatcher:
     def __init__(self, matcher: LLMatcher, words: int, ends: tuple[int, ...], min_tokens: int, forces: bool) -> None:
         self._matcher, self._words, self._ends, self._forces = matcher, words, ends, forces
         self._left = min_tokens
-        self._now: Words | None = None  # the library's mask of where it stands, once that was asked for
+        self._now: tuple[Words, list[int]] | None = None  # what may come where it stands, and must: once that was asked
 
     def mask(self) -> Words:
-        words = self._allowed()
-        if forced := self.forced():
+        words, forced = self._stand()
+        if forced:
             only: Words = np.zeros(self._words, np.int32)
             only.view(np.uint8)[forced[0] // 8] = 1 << forced[0] % 8
             return only
@@ -137,9 +137,7 @@ class GrammarMatcher:
         return words
 
     def forced(self) -> list[int]:
-        if not self._forces or np.count_nonzero(self._allowed()) > FEW:
-            return []
-        return self._matcher.compute_ff_tokens()
+        return self._stand()[1]
 
     def accept(self, token: int) -> None:
         self._left -= 1
@@ -156,13 +154,14 @@ class GrammarMatcher:
         bits[list(self._ends)] = 0
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def _allowed(self) -> Words:
+    def _stand(self) -> tuple[Words, list[int]]:
         if self._now is None:
             words: Words = np.zeros(self._words, np.int32)
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if self._matcher.is_error():
                 words[:] = 0
-            self._now = words
+            few = self._forces and np.count_nonzero(words) <= FEW
+            self._now = words, self._matcher.compute_ff_tokens() if few else []
         return self._now
 
 

@@ -58,12 +58,13 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("other", type=Path, help="a folder with the other tree's src and benchmarks")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("told", nargs="*", help="behind --: what step_gpu.py is told")
-    options = parser.parse_args(words)
+    words = sys.argv[1:] if words is None else words
+    cut = words.index("--") if "--" in words else len(words)
+    options, told = parser.parse_args(words[:cut]), words[cut + 1 :]
     found: dict[Path, dict[str, list[float]]] = {HERE: defaultdict(list), options.other: defaultdict(list)}
     for turn in range(options.turns):
         for tree in [*found] if turn % 2 else [*reversed(found)]:
-            for case, ms in measured(tree, options.told).items():
+            for case, ms in measured(tree, told).items():
                 found[tree][case].append(ms)
     print(f"{'case':24}{'there':>10}{'here':>10}  ms, the least of {options.turns} turns")
     for case, old, new, slower in compared(found[HERE], found[options.other]):

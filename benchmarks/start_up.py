@@ -94,8 +94,9 @@ def run_stages(begun: float, model: str, knobs: dict[str, Any]) -> dict[str, flo
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - at
 
     import_module("penstock.execute.wake_gpu").wake_gpu(knobs.get("device", "auto"))  # as LLM does it
-    timed("torch imported", lambda: import_module("torch"))
-    timed("penstock imported", lambda: [import_module(m) for m in ("penstock.llm", "penstock.execute.open_runner")])
+    with import_module("penstock.execute.unswept").unswept():  # the same
+        timed("torch imported", lambda: import_module("torch"))
+        timed("penstock imported", lambda: [import_module(m) for m in ("penstock.llm", "penstock.execute.rank_runner")])
     for place, function, name, beside in STAGES:
         module, _, owner = place.rpartition(".") if place[place.rfind(".") + 1].isupper() else (place, "", "")
         held = getattr(import_module(module), owner) if owner else import_module(module)

@@ -6,6 +6,7 @@ It joins demo, weights, execute and schedule; it knows no channel and no text.
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from penstock.engine.fitted import fit, open_fitted
 from penstock.engine.mask_pool import MaskPool
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import UsageError
+from penstock.execute.unswept import unswept
 from penstock.execute.wake_gpu import wake_gpu
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
@@ -58,7 +60,8 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
     an artifact, what differs from where it was built is told on standard error."""
     config.check()
     wake_gpu(config.model.device)
-    from penstock.execute.rank_runner import open_parallel
+    with nullcontext() if "torch" in sys.modules else unswept():
+        from penstock.execute.rank_runner import open_parallel
 
     folder = folder or model_folder(config)
     if (fitted := fit(config, folder)) is None:

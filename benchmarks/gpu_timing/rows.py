@@ -30,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from kernels_naive import rotate
 
+from penstock.kernels.fixed_row import FixedRow, to_fixed
+from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.inputs import AttentionKind, Queries
 from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.layer_kv import LayerKv
@@ -53,6 +55,7 @@ from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as sampler
 from penstock.kernels.triton.linear import linear as linear_op
 from penstock.kernels.triton.linear import prepare_linear
+from penstock.kernels.triton.linear_four import Band, lone_product
 from penstock.kernels.triton.linear_small import Cut, SmallWeight, linear_small, prepare_small
 from penstock.quant.fp8 import to_fp8
 
@@ -67,6 +70,10 @@ CUTS = [
     Cut(16, 512, 2, 4, 3), Cut(16, 512, 1, 8, 4), Cut(32, 128, 1, 4, 5), Cut(32, 256, 1, 4, 4), Cut(32, 256, 2, 4, 4),
     Cut(32, 256, 4, 4, 4), Cut(64, 128, 1, 4, 4), Cut(64, 128, 4, 4, 4), Cut(64, 128, 8, 4, 4), Cut(64, 256, 4, 8, 3),
     Cut(128, 128, 4, 8, 4),
+]  # fmt: skip
+BANDS = [
+    Band(16, 64, 8, 2), Band(16, 32, 8, 4), Band(16, 32, 8, 2), Band(16, 32, 4, 2), Band(16, 32, 4, 4),
+    Band(32, 32, 8, 2), Band(16, 64, 16, 2),
 ]  # fmt: skip
 CUTS_OF_GROUPS = [(32, 2, 4), (64, 1, 4), (64, 2, 3), (64, 2, 4), (64, 2, 6), (64, 4, 4), (128, 4, 4)]
 
@@ -317,15 +324,20 @@ def group_matrix(kind: str, n: int, k: int) -> Any:
     return linear_groups.prepare_linear_int(numbers, scale, zero, B)
 
 
-def multiplied(x: torch.Tensor, matrix: Any) -> torch.Tensor:
-    if isinstance(matrix, linear_fp8.Fp8Matrix):
-        form = matrix.form(len(x))
-        return linear_fp8.linear_fp8(x if form == "wide" else fp8.quantize_rows(x, form), matrix)
-    return (linear_groups.linear_int if isinstance(matrix, stream_groups.GroupMatrix) else linear_op)(x, matrix)
+def multiplied(x: Rows, matrix: Any) -> torch.Tensor:
+    if isinstance(x, FixedRow):
+        return linear_groups.linear_int(x, matrix)
+    if not isinstance(matrix, (linear_fp8.Fp8Matrix, stream_groups.GroupMatrix)):
+        return linear_op(x, matrix)
+    form = matrix.form(len(x))
+    rows = x if form == "wide" else fp8.quantize_rows(x, form)
+    return (linear_fp8.linear_fp8 if isinstance(matrix, linear_fp8.Fp8Matrix) else linear_groups.linear_int)(
+        rows, matrix
+    )
 
 
 def groups(sweep: bool) -> None:
-    """The products of an 8B model's 32 layers (float8's rows scaled before each, by a launch of their own)."""
+    """The products of an 8B model's 32 layers (rows that aren't wide are made so before each, by a launch)."""
     shapes = SHAPES["8b"][:-1]
     for kind, share in (
         ("bf16", 2),
@@ -342,7 +354,8 @@ def groups(sweep: bool) -> None:
             calls = [lambda layer=layer: [multiplied(x, w) for x, w in zip(xs, layer, strict=True)] for layer in layers]
             tell(f"8b {kind}, {m} rows x 32 layers", 32 * timed(calls, least=32), size)
         for at, (n, k) in enumerate(shapes if sweep and kind == "int4" else ()):
-            for m in (1, 16, 64):
+            sweep_lone(n, k, at == 2, [layer[at] for layer in layers])
+            for m in (16, 64):
                 sweep_groups(kind, m, n, k, [layer[at] for layer in layers])
         one_row_layers(kind, layers, size)
         del layers
@@ -363,6 +376,8 @@ def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
     inputs = SimpleNamespace(positions=at, slots=table[0, 300 // 16].long().view(1) * 16 + 300 % 16, decode=decode)
 
     one_kind = AttentionKind(heads, kv_heads, width, 0, None, width**-0.5)
+    in_groups = isinstance(layers[0][0], stream_groups.GroupMatrix)
+    wanted = layers[0][3].form(1) if in_groups else "wide"
 
     def run() -> torch.Tensor:
         x, residual = start, None
@@ -371,21 +386,23 @@ def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
                 q, residual = one_row.norm_qkv(
                     x, residual, weight, 1e-5, qkv, None, cos_sin, inputs, kv, heads, kv_heads, width
                 )
+                seen = one_row_attention.attend_one(q, kv, inputs, width**-0.5, None).view(1, -1)
             else:
                 first = residual is None
                 add = (x,) if first else (x, residual)
-                normed = norm.rms_norm(*add, weight, 1e-5) if first else norm.add_rms_norm(*add, weight, 1e-5)
+                normed = (norm.rms_norm if first else norm.add_rms_norm)(*add, weight, 1e-5, qkv.form(1))
                 normed, residual = (normed, x) if first else normed
-                q = rotary.rotary_and_store(multiplied(normed, qkv), cos_sin, inputs, kv, one_kind, None)
-            seen = one_row_attention.attend_one(q, kv, inputs, width**-0.5, None)
-            x = multiplied(seen.view(1, -1), out)
+                seen = one_row_attention.rotate_and_attend_one(
+                    multiplied(normed, qkv), cos_sin, kv, inputs, one_kind, None, out.form(1)
+                )
+            x = multiplied(seen, out)
             gate = up.streamed if isinstance(up, linear_fp8.Fp8Matrix) else up
-            x, residual = one_row.norm_gate(x, residual, weight, 1e-5, gate)
+            x, residual = one_row.norm_gate(x, residual, weight, 1e-5, gate, wanted)
             x = multiplied(x, down)
         return x
 
     tell(f"8b {kind}, one row, 32 layers with attention", timed([run], least=1), size)
-    if not isinstance(layers[0][0], stream_groups.GroupMatrix):
+    if not in_groups or wanted == "fixed":
         return
     plain, few = stream_groups.pieces_of, pdl.FEW
     for ahead, early in ((0, few), (2, 0), (2, few), (4, few), (8, few)):
@@ -393,6 +410,14 @@ def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
         pdl.FEW = early
         tell(f"  {ahead} turns ahead, kernels of {early} programs let the next in", timed([run], least=1), size)
     stream_groups.pieces_of, pdl.FEW = plain, few
+
+
+def sweep_lone(n: int, k: int, gated: bool, matrices: list[Any]) -> None:
+    """One row of four bits by other cuts, in the forms that a layer gives and takes."""
+    row, form = to_fixed(torch.randn(1, k, device=GPU, dtype=B)), "fixed" if gated else "wide"
+    for band in BANDS:
+        calls = [lambda w=w: lone_product(row, w, None, band, gated=gated, form=form) for w in matrices]
+        tell(f"  int4 1 x {n} x {k}, {band}".replace("=", " "), timed(calls), n * k * (0.5 + 2 / 128))
 
 
 def sweep_groups(kind: str, m: int, n: int, k: int, matrices: list[Any]) -> None:

@@ -24,6 +24,9 @@ from penstock.execute import warm
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
+from penstock.kernels.triton import linear_four
+from penstock.kernels.triton.linear_four import Band
+from penstock.layers.one_row import OneRowLayer
 from penstock.parallel.collectives import Gloo
 from penstock.parallel.layout import Layout
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepTokens
@@ -85,15 +88,33 @@ def test_tokens_and_logprobs_are_the_plain_steps(
         assert found[0].logprobs.top_ids[at].tolist() == [30, 8, -1], "ids that were named stand in for the most likely"
 
 
-def _same(want: list[StepTokens], found: list[StepTokens]) -> None:
+def test_one_row_of_four_bits_is_the_plain_step(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through two layers, whose products take the row in fixed point."""
+    shape = {"hidden_size": 256, "intermediate_size": 256, "numbers": "int4"}
+    want = _plain(ASKS[1:2], 2, **shape)
+    request.getfixturevalue("by_triton")
+    monkeypatch.setattr(linear_four, "band_of", lambda gated: Band(128, 8, 4, 2))  # few programs: each takes 0.1 s
+    runner = tiny_runner(**shape)
+    try:
+        layer = runner._state.model.blocks[0]  # type: ignore[union-attr]
+        assert isinstance(layer, OneRowLayer)
+        assert {layer.mlp.gate_up.form(1), layer.mlp.down.form(1), layer.attention.out.form(1)} == {"fixed"}
+        _same(want, _steps(runner, ASKS[1:2], 2), within=2e-2)
+    finally:
+        runner.close()
+
+
+def _same(want: list[StepTokens], found: list[StepTokens], within: float = 1e-4) -> None:
     for here, there in zip(want, found, strict=True):
         assert here.tokens.tolist() == there.tokens.tolist()
         assert (here.logprobs is None) == (there.logprobs is None)
         if here.logprobs is not None and there.logprobs is not None:
             for name in ("where", "rank", "top_ids"):
                 assert (getattr(here.logprobs, name) == getattr(there.logprobs, name)).all(), name
-            np.testing.assert_allclose(here.logprobs.chosen, there.logprobs.chosen, atol=1e-4)
-            np.testing.assert_allclose(here.logprobs.top, there.logprobs.top, atol=1e-4)
+            np.testing.assert_allclose(here.logprobs.chosen, there.logprobs.chosen, atol=within)
+            np.testing.assert_allclose(here.logprobs.top, there.logprobs.top, atol=within)
 
 
 def test_a_late_draw_is_the_plain_steps(request: pytest.FixtureRequest) -> None:

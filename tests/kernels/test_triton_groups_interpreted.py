@@ -40,6 +40,21 @@ def test_many_rows(bits, k, group, zeros, monkeypatch):
     cases.check_many_rows(CPU, F32, 5, bits, 150, k, group, zeros)
 
 
-@pytest.mark.parametrize("bits, zeros", [(4, True), (8, False)])
+@pytest.mark.parametrize("bits, zeros", [(4, True), (4, False), (8, False)])
 def test_one_row(bits, zeros):
     cases.check_one_row(CPU, F32, bits, 64, 24, zeros)
+
+
+@pytest.mark.parametrize("k", [64, 1104])
+def test_a_row_in_fixed_point(k):
+    cases.check_fixed_row(CPU, F32, k)
+
+
+@pytest.mark.parametrize("n, k, group", [(33, 256, 32), (40, 384, 64), (20, 1280, 128)])
+def test_lone_products(n, k, group):
+    cases.check_lone_products(CPU, F32, n, k, group)
+
+
+@pytest.mark.parametrize("inner, k, group", [(48, 256, 128), (32, 192, 32)])
+def test_lone_gate(inner, k, group):
+    cases.check_lone_gate(CPU, F32, inner, k, group)

@@ -156,6 +156,7 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
     """Launches that read ahead of their wait, or let the next in early, see all of the step: layers in a graph."""
     from types import SimpleNamespace
 
+    from penstock.kernels.inputs import AttentionKind
     from penstock.kernels.int_matrix import pack_four
     from penstock.kernels.triton import linear, linear_groups, norm, one_row, one_row_attention, rotary
 
@@ -180,6 +181,8 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
     inputs = SimpleNamespace(positions=torch.zeros(1, dtype=torch.int64, device=GPU), slots=None, decode=decode)
     inputs.slots = torch.zeros(1, dtype=torch.int64, device=GPU)
 
+    form, kind = "fixed" if four else "wide", AttentionKind(heads, kv_heads, width, 0, None, width**-0.5)
+
     def layers(gap) -> torch.Tensor:
         x, residual = start.clone(), None
         for kv in pools:
@@ -189,18 +192,24 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
                 )
             else:
                 x, residual = (
-                    (norm.rms_norm(x, scale, 1e-5), x)
+                    (norm.rms_norm(x, scale, 1e-5, form), x)
                     if residual is None
-                    else norm.add_rms_norm(x, residual, scale, 1e-5)
+                    else norm.add_rms_norm(x, residual, scale, 1e-5, form)
                 )
                 gap()
-                q = rotate(rotary, product(x, qkv), cos_sin, inputs, kv, heads, kv_heads, width)
+                q = product(x, qkv)
+            if eight:
+                gap()
+                q = rotate(rotary, q, cos_sin, inputs, kv, heads, kv_heads, width)
             gap()
-            q = one_row_attention.attend_one(q, kv, inputs, width**-0.5, None)
+            if four:
+                seen = one_row_attention.rotate_and_attend_one(q, cos_sin, kv, inputs, kind, None, form)
+            else:
+                seen = one_row_attention.attend_one(q, kv, inputs, width**-0.5, None).view(1, -1)
             gap()
-            x = product(q.view(1, -1), out)
+            x = product(seen, out)
             gap()
-            x, residual = one_row.norm_gate(x, residual, scale, 1e-5, up)
+            x, residual = one_row.norm_gate(x, residual, scale, 1e-5, up, form)
             gap()
             x = product(x, down)
             gap()

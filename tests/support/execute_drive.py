@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.config import BLOCK_SIZE, KvCacheDtype
+from penstock.config import BLOCK_SIZE, KvCacheDtype, Quantization
 from penstock.execute.executor import open_executor
 from penstock.execute.kv_fit import fit_kv
 from penstock.execute.limits import Limits
@@ -20,6 +20,7 @@ from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import model_config_of
 from penstock.parallel.layout import ALONE, Layout
+from penstock.quant.choose import choose_schemes
 from penstock.row_table import (
     WANTS_BIAS,
     WANTS_FILTER,
@@ -52,11 +53,20 @@ CONFIG = {
 NONE = np.zeros(0, np.int32)
 
 
-def tiny_model(poison: int | None = None, device: str = "cpu", layout: Layout = ALONE, **config: Any) -> Decoder:
+def tiny_model(
+    poison: int | None = None, device: str = "cpu", layout: Layout = ALONE, numbers: Quantization = "auto",
+    **config: Any,
+) -> Decoder:  # fmt: skip
     """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN. config: what differs
-    from CONFIG."""
+    from CONFIG. numbers: made of those that are drawn."""
     where = torch.device(device)
-    model = build_model(model_config_of(CONFIG | config, "tiny"), torch.float32, where, layout=layout)
+    model = build_model(
+        model_config_of(CONFIG | config, "tiny"),
+        torch.float32,
+        where,
+        layout=layout,
+        scheme_of=choose_schemes(numbers, None),
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.weights():

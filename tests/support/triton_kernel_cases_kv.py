@@ -14,6 +14,7 @@ from kernels_naive import assert_close, attend, in_form, make_case, rotate, stor
 from torch import Tensor
 from triton_kernel_cases import drawn
 
+from penstock.kernels.fixed_row import to_fixed
 from penstock.kernels.inputs import AttentionKind
 from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.reference import attention as plain_attention
@@ -97,8 +98,15 @@ def check_one_row(
             answer = one_row_attention.rotate_and_attend_one(
                 qkv.to(device), cos_sin.to(device), again, there.inputs, kind
             )
-            assert_close(answer.cpu(), naive)
+            assert_close(answer.cpu().view_as(naive), naive)
             assert torch.equal(again.storage, kv.storage)
+        fixed = one_row_attention.rotate_and_attend_one(
+            qkv.to(device), cos_sin.to(device), again, there.inputs, kind, None, "fixed"
+        )
+        wanted = to_fixed(answer.cpu()) if width % 16 == 0 else None
+        assert wanted is None or (
+            torch.equal(fixed.numbers.cpu(), wanted.numbers) and torch.equal(fixed.sums.cpu(), wanted.sums)
+        )
 
 
 def copied(device: str, eight: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from penstock.kernels.fixed_row import FixedRow
+
 E4M3 = torch.float8_e4m3fn
 E4M3_MOST = 448.0
 FP8_GROUP = 128  # neighbours of a row of weights that share a scale, where scales go by group
@@ -22,7 +24,8 @@ LEAST_GPU = (8, 9)  # compute capability of GPUs that have e4m3
 LEAST_SCALE = 1e-12  # of a row of zeros, whose numbers are zeros
 LOW_BY = 16.0
 
-Form = Literal["wide", "eight", "pair"]  # how a product wants its rows: a Tensor, Fp8Rows, or those with `low`
+# How a product wants its rows: a Tensor, Fp8Rows, those with `low`, or (one row) a FixedRow
+Form = Literal["wide", "eight", "pair", "fixed"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,7 +37,7 @@ class Fp8Rows:
     low: Tensor | None = None  # [T, K] e4m3, of pairs
 
 
-Rows = Tensor | Fp8Rows
+Rows = Tensor | Fp8Rows | FixedRow
 
 
 class TakesWideRows:
@@ -55,6 +58,6 @@ def spread(scale: Tensor, width: int) -> Tensor:
 
 
 def wide(rows: Rows) -> Tensor:
-    """Returns rows that were not asked for in eight bits."""
-    assert isinstance(rows, Tensor), "rows in eight bits, where wide ones were asked for"
+    """Returns rows that were asked for wide."""
+    assert isinstance(rows, Tensor), "rows of another form, where wide ones were asked for"
     return rows

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from penstock.kernels.binaries import Binaries
 from penstock.kernels.expert_matrix import Experts
+from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.inputs import AttentionKind, SamplerInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
@@ -69,10 +70,11 @@ class OneRowOps:
 
     # x, residual [1, d], norm's weight, eps, qkv's weight, bias, cos_sin, inputs, kv, H, Hkv, D; weight and KV plain
     norm_qkv: Callable[..., tuple[Tensor, Tensor]]  # -> q [1, H, D], rotated, k and v stored; the next residual
-    # the product of qkv [1, (H + 2 Hkv) * D], cos_sin, kv, inputs, the attention's kind, its sinks [H] or None
-    rotate_and_attend: Callable[..., Tensor]  # k and v stored -> [1, H, D]
-    # x, residual [1, d], norm's weight, eps, gate_up's weight
-    norm_gate: Callable[..., tuple[Tensor, Tensor]]  # -> silu(gate) * up [1, F], the next residual
+    # the product of qkv [1, (H + 2 Hkv) * D], cos_sin, kv, inputs, the attention's kind, its sinks [H] or None, the
+    # form that is wanted of the answer, which is wide where it can't be
+    rotate_and_attend: Callable[..., Rows]  # k and v stored -> [1, H * D]
+    # x, residual [1, d], norm's weight, eps, gate_up's weight, form as above
+    norm_gate: Callable[..., tuple[Rows, Tensor]]  # -> silu(gate) * up [1, F], the next residual
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,8 +95,8 @@ class Ops:
     # numbers, scales and zeros (or None) in the one layout of kernels/int_matrix.py, the model's dtype -> what
     # `linear_int` takes: an object with `form` and `streamed`, as above
     prepare_linear_int: Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Any]
-    linear_int: Callable[[Tensor, Any, Tensor | None], Tensor]  # as linear
-    quantize_rows: Callable[[Tensor, Form], Fp8Rows]  # x [T, K]
+    linear_int: Callable[[Rows, Any, Tensor | None], Tensor]  # as linear, x as its form is
+    quantize_rows: Callable[[Tensor, Form], Fp8Rows | FixedRow]  # x [T, K]
     # x [T, d], weight [d], eps, the form wanted -> [T, d]. A float32 weight is multiplied by before the answer is
     # rounded to x's dtype.
     rms_norm: Callable[[Tensor, Tensor, float, Form], Rows]

@@ -46,12 +46,12 @@ class OneRowLayer:
         else:  # more launches with less in each: an 8B's in eight bits take 14 us so, 20 in one
             rows, residual = self.attention_norm(ops, x, residual, at.qkv)
             if at.is_rotation_alone:
-                seen = fused.rotate_and_attend(at.qkv(ops, rows), at.cos_sin, kv, step, kind, at.sink_scores)
-                x = at.out(ops, seen.view(1, -1))
+                qkv, form = at.qkv(ops, rows), at.out.form(1)
+                x = at.out(ops, fused.rotate_and_attend(qkv, at.cos_sin, kv, step, kind, at.sink_scores, form))
             else:
                 x = at(ops, rows, step, kv)
         norm, gate_up = self.mlp_norm, _matrix(mlp.gate_up)
-        gated, residual = fused.norm_gate(x, residual, norm.weight.value, norm.eps, gate_up)
+        gated, residual = fused.norm_gate(x, residual, norm.weight.value, norm.eps, gate_up, mlp.down.form(1))
         return mlp.down(ops, gated), residual
 
     def weights(self) -> Iterator[Weight]:

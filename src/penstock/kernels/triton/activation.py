@@ -1,6 +1,7 @@
 """The MLP's gate, one launch. It knows one matrix; no layer.
 
-Where the product behind it wants eight bits, a program takes a whole row, whose largest number gives the scale.
+Where the product behind it wants eight bits, a program takes a whole row, whose largest number gives the scale; so it
+does of one row in fixed point.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
-from penstock.kernels.triton.fp8 import BITS, empty_fp8, pointers, store_fp8
+from penstock.kernels.triton.fp8 import BITS, empty_rows, pointers, store_rows
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
 
 _BLOCK = 1024
@@ -45,19 +47,20 @@ def _gated(
     if FP8 > 0:
         alone = row + tl.zeros((1, 1), tl.int64)
         at = row * width + column[None, :]
-        store_fp8(tl.where(there, value, 0.0)[None, :], out, low, scales, at, there[None, :], alone, alone >= 0, FP8)
+        values = tl.where(there, value, 0.0)[None, :]
+        store_rows(values, out, low, scales, at, there[None, :], alone, alone >= 0, width, FP8, BLOCK)
     else:
         tl.store(out + row * width + column, value, mask=there)
 
 
 def silu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
     """gate_up [T, 2F], the gate first -> silu(gate) * up, [T, F]. float32 inside, rounded once."""
-    return _launch(gate_up, False) if form == "wide" else _launch_fp8(gate_up, False, form)
+    return _launch(gate_up, False) if form == "wide" else _launch_whole(gate_up, False, form)
 
 
 def gelu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
     """gate_up [T, 2F], the gate first -> gelu(gate) * up, [T, F], in tanh's approximation."""
-    return _launch(gate_up, True) if form == "wide" else _launch_fp8(gate_up, True, form)
+    return _launch(gate_up, True) if form == "wide" else _launch_whole(gate_up, True, form)
 
 
 def _launch(gate_up: Tensor, gelu: bool) -> Tensor:
@@ -72,9 +75,9 @@ def _launch(gate_up: Tensor, gelu: bool) -> Tensor:
     return out
 
 
-def _launch_fp8(gate_up: Tensor, gelu: bool, form: Form) -> Fp8Rows:
+def _launch_whole(gate_up: Tensor, gelu: bool, form: Form) -> Fp8Rows | FixedRow:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = empty_fp8(gate_up, form, width)
+    out = empty_rows(gate_up, form, width)
     if rows:
         early, block = early_of(gate_up.device, rows), triton.next_power_of_2(width)
         _gated[(rows, 1)](

@@ -1,4 +1,6 @@
-"""Rows in eight bits, one launch: what attention leaves, for the product behind it. It knows rows; no layer."""
+"""Rows in eight bits, or one in fixed point, in a launch: what attention leaves, for the product behind it. It knows
+rows; no layer.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import E4M3, Form, Fp8Rows
+from penstock.kernels.fixed_row import FixedRow, empty_fixed
+from penstock.kernels.fp8_rows import E4M3, Form, Fp8Rows, Rows
+from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.pdl import early_of, release, wait
 
-BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2}  # kernels' FP8
+BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2, "fixed": 3}  # kernels' FP8
 
 
 @triton.jit
@@ -27,6 +31,17 @@ def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.con
         tl.store(low + at, ((scaled - eight.to(tl.float32)) * 16.0).to(tl.float8e4nv), mask=there)
 
 
+@triton.jit
+def store_rows(wide, numbers, low, scales, at, there, row, row_there, d, FP8: tl.constexpr, D: tl.constexpr):
+    """Writes wide [R, D] as store_fp8 does, or (FP8 3) the one row that there is in fixed point; `low` is its sums."""
+    if FP8 == 3:
+        block = tl.arange(0, D // 16)
+        values = tl.where(there, wide.to(tl.float32), 0.0).reshape(D // 16, 16)
+        store_fixed(values, numbers, scales, low, block, block * 16 < d, d)
+    else:
+        store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _quantize(
     x, numbers, low, scales, rows, stride, d, FP8: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr,
@@ -38,12 +53,12 @@ def _quantize(
     column = tl.arange(0, D)[None, :]
     there = (row < rows) & (column < d)
     wide = tl.load(x + row.to(tl.int64) * stride + column, mask=there, other=0.0)
-    store_fp8(wide, numbers, low, scales, row.to(tl.int64) * d + column, there, row, row < rows, FP8)
+    store_rows(wide, numbers, low, scales, row.to(tl.int64) * d + column, there, row, row < rows, d, FP8, D)
 
 
-def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows:
-    """x [T, K] -> the same in eight bits, or in pairs of them."""
-    (rows, d), out = x.shape, empty_fp8(x, form)
+def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows | FixedRow:
+    """x [T, K] -> the same in eight bits, or in pairs of them; one row in fixed point."""
+    (rows, d), out = x.shape, empty_rows(x, form)
     if rows:
         width = triton.next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
@@ -63,6 +78,15 @@ def empty_fp8(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows:
     return Fp8Rows(numbers, scale, torch.empty_like(numbers) if form == "pair" else None)
 
 
-def pointers(rows: Fp8Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns numbers, low and scale as kernels take them."""
+def empty_rows(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows | FixedRow:
+    """Returns `empty_fp8`'s rows, or (of one) a row in fixed point, not written yet."""
+    return empty_fixed(width or like.shape[1], like.device) if form == "fixed" else empty_fp8(like, form, width)
+
+
+def pointers(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns numbers, low (in fixed point: sums) and scale as kernels take them; of wide rows the rows for each."""
+    if isinstance(rows, Tensor):
+        return rows, rows, rows
+    if isinstance(rows, FixedRow):
+        return rows.numbers, rows.sums, rows.scale
     return rows.numbers, rows.numbers if rows.low is None else rows.low, rows.scale

@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import FP8_GROUP
+from penstock.kernels.fixed_row import FixedRow
+from penstock.kernels.fp8_rows import FP8_GROUP, Rows, wide
+from penstock.kernels.triton.linear_four import fits_lone, lone_product
 from penstock.kernels.triton.pdl import has_pdl, wait
 from penstock.kernels.triton.stream_groups import GroupMatrix, group_of, streamed_groups, turn_of, zero_of
 from penstock.kernels.triton.widen import FLOAT8, FOUR, in_halves, widen_eight, widen_four
@@ -26,7 +28,10 @@ def prepare_linear_int(numbers: Tensor, scale: Tensor, zero: Tensor | None, dtyp
     group = 0 if scale.shape[1] == 1 else shape[1] // scale.shape[1]
     kind = FOUR.value if four else 8
     weight = in_halves(numbers, turn_of(kind, shape[1], group)) if four else numbers.contiguous().view(torch.uint8)
-    return _matrix(weight, scale, zero, kind, shape, group, dtype)
+    lone = None
+    if four and zero is None and fits_lone(shape[1], group, scale.shape[1]):
+        lone = scale.to(dtype).contiguous()
+    return _matrix(weight, scale, zero, kind, shape, group, dtype, lone)
 
 
 def prepare_linear_fp8_groups(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> GroupMatrix:
@@ -37,17 +42,22 @@ def prepare_linear_fp8_groups(weight: Tensor, scale: Tensor, dtype: torch.dtype)
 
 def _matrix(
     weight: Tensor, scale: Tensor, zero: Tensor | None, kind: int, shape: tuple[int, int], group: int,
-    dtype: torch.dtype,
+    dtype: torch.dtype, lone: Tensor | None = None,
 ) -> GroupMatrix:  # fmt: skip
     arrived = torch.zeros(8 * triton.cdiv(shape[0], 32), dtype=torch.int32, device=weight.device)  # of 512 rows
     zero = None if zero is None else zero.float().t().contiguous()
-    return GroupMatrix(weight, scale.float().t().contiguous(), zero, kind, shape, group, dtype, arrived)
+    return GroupMatrix(weight, scale.float().t().contiguous(), zero, kind, shape, group, dtype, arrived, lone)
 
 
 def linear_int(
-    x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
+    x: Rows, matrix: GroupMatrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
 ) -> Tensor:
-    """x [T, K] -> x @ ((numbers - zero) * scale).T + bias, [T, N]. The keyword: kernels/tunables.py."""
+    """x [T, K], one row in the matrix's form -> x @ ((numbers - zero) * scale).T + bias, [T, N]. The keyword:
+    kernels/tunables.py."""
+    if isinstance(x, FixedRow):
+        return wide(lone_product(x, matrix, bias))
+    x = wide(x)
+    assert matrix.form(x.shape[0]) == "wide", "a row that the matrix wants in fixed point"
     if x.shape[0] <= streamed_rows:
         return streamed_groups(x, matrix, bias)
     return by_library(x, matrix, bias)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, Rows
-from penstock.kernels.triton.fp8 import BITS, empty_fp8, pointers, store_fp8
+from penstock.kernels.triton.fp8 import BITS, empty_rows, pointers, store_rows
 from penstock.kernels.triton.pdl import early_of, release, wait
 
 
@@ -38,7 +38,7 @@ def _rms_norm(x, residual, weight, out, low, scales, rows, stride, d, eps, ADD: 
     normed = (rounded * by).to(x.dtype.element_ty)
     at = row.to(tl.int64) * d + column
     if FP8 > 0:
-        store_fp8(normed, out, low, scales, at, there, row, row < rows, FP8)
+        store_rows(normed, out, low, scales, at, there, row, row < rows, d, FP8, D)
     else:
         tl.store(out + at, normed, mask=there)
 
@@ -58,7 +58,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form) -> Rows:
     rows, d = x.shape
-    out = torch.empty((rows, d), dtype=x.dtype, device=x.device) if form == "wide" else empty_fp8(x, form)
+    out = torch.empty((rows, d), dtype=x.dtype, device=x.device) if form == "wide" else empty_rows(x, form)
     if rows:
         width = triton.next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
@@ -66,7 +66,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form
         warps = max(1, min(16, width * each // 256))
         _rms_norm[(triton.cdiv(rows, each),)](
             x, x if residual is None else residual, weight,
-            *((out, x, x) if isinstance(out, Tensor) else pointers(out)), rows, x.stride(0), d, eps,
+            *pointers(out), rows, x.stride(0), d, eps,
             ADD=residual is not None, FP8=BITS[form], EARLY=early, WIDE=weight.dtype == torch.float32,
             ROWS=each, D=width,
             num_warps=warps, launch_pdl=bool(early),

@@ -17,9 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.kernels.fp8_rows import wide
+from penstock.kernels.fixed_row import FixedRow
+from penstock.kernels.fp8_rows import Form, Rows, wide
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.linear_four import lone_product
 from penstock.kernels.triton.linear_one import gate_one
 from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.norm import add_rms_norm, rms_norm
@@ -82,16 +84,18 @@ def _norm_gate(
 
 
 def norm_gate(
-    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: SmallWeight | GroupMatrix
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: SmallWeight | GroupMatrix, form: Form = "wide"
+) -> tuple[Rows, Tensor]:
     """x, residual [1, K] (may be overwritten), norm [K], weight [2F, K] prepared (the gate's rows, then up's) ->
-    silu(gate) * up [1, F], and the sum of x and residual [1, K]."""
+    silu(gate) * up [1, F], in this form if it can be, and the sum of x and residual [1, K]."""
     if isinstance(weight, GroupMatrix):
-        normed, kept = _normed_row(x, residual, norm, eps)
-        return streamed_groups(normed, weight, gated=True), kept
+        normed, kept = _normed_row(x, residual, norm, eps, weight.form(1))
+        if isinstance(normed, FixedRow):
+            return lone_product(normed, weight, gated=True, form=form), kept
+        return streamed_groups(wide(normed), weight, gated=True), kept
     if weight.scale is not None:
-        normed, kept = _normed_row(x, residual, norm, eps)
-        return gate_one(normed, weight.weight, weight.scale), kept
+        normed, kept = _normed_row(x, residual, norm, eps, "wide")
+        return gate_one(wide(normed), weight.weight, weight.scale), kept
     n, k = weight.weight.shape
     out, kept = _empty(x, n // 2), x if residual is None else torch.empty_like(x)
     early = GATE_EARLY * has_pdl(x.device)
@@ -104,13 +108,12 @@ def norm_gate(
     return out, kept
 
 
-def _normed_row(x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _normed_row(x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, form: Form) -> tuple[Rows, Tensor]:
     """The norm in a launch of its own: at eight bits a program of `_norm_gate` has too few bytes on the way (8B: 42 us,
     two launches 32)."""
     if residual is None:
-        return wide(rms_norm(x, norm, eps)), x
-    normed, kept = add_rms_norm(x, residual, norm, eps)
-    return wide(normed), kept
+        return rms_norm(x, norm, eps, form), x
+    return add_rms_norm(x, residual, norm, eps, form)
 
 
 @triton.jit

@@ -12,9 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.fixed_row import FIXED, empty_fixed
+from penstock.kernels.fp8_rows import Form, Rows, wide
 from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.decode import least_queries
+from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.flash_loop import (
     LOG2_E,
     at_head,
@@ -28,6 +31,7 @@ from penstock.kernels.triton.flash_loop import (
     walk_row,
     with_eight,
 )
+from penstock.kernels.triton.fp8 import pointers
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.rotary import store_eight_v, store_kv, to_eight
 
@@ -81,12 +85,13 @@ def _new_token(
 
 @triton.jit
 def _join(
-    part, part_lse, out, head, used, RATIO: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-    WIDTH_PAD: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
+    part, part_lse, out, out_sums, out_scale, head, used, total_width, kind: tl.constexpr, RATIO: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
+    FIXED: tl.constexpr,
 ):  # fmt: skip
-    """Writes the answers of a KV head's queries from what `used` parts have left of them: a column is a number of an
-    answer, and all that AT_ONCE parts have of all columns is on its way together (a query after the other took 2.9 us a
-    layer of a 1B more, 2.1 of an 8B)."""
+    """Writes the answers of a KV head's queries, of all heads' total_width numbers, from what `used` parts have left: a
+    column is a number of an answer, and all that AT_ONCE parts have of all columns is on its way together (a query
+    after the other took 2.9 us a layer of a 1B more, 2.1 of an 8B)."""
     column = tl.arange(0, COLUMNS)
     query, lane = column // WIDTH_PAD, column % WIDTH_PAD
     inside = (query < RATIO) & (lane < WIDTH)
@@ -105,8 +110,15 @@ def _join(
         total = total * shrink + tl.sum(share, 0)
         mixed = mixed * shrink + tl.sum(each * share, 0)
         largest = larger
-    answers = (mixed / total).to(out.dtype.element_ty)
-    tl.store(out + (head * RATIO + query) * WIDTH + lane, answers, mask=inside)
+    answers = (mixed / total).to(kind)
+    if FIXED:  # zeros where a column is padded
+        first = tl.arange(0, COLUMNS // 16) * 16
+        query, lane = first // WIDTH_PAD, first % WIDTH_PAD
+        block = ((head * RATIO + query) * WIDTH + lane) // 16
+        inside = (query < RATIO) & (lane < WIDTH)
+        store_fixed(answers.reshape(COLUMNS // 16, 16), out, out_scale, out_sums, block, inside, total_width)
+    else:
+        tl.store(out + (head * RATIO + query) * WIDTH + lane, answers, mask=inside)
 
 
 @triton.jit(
@@ -114,12 +126,13 @@ def _join(
     do_not_specialize_on_alignment=["rows", "blocks", "length"],
 )
 def _attend_one(
-    q, cos_sin, positions, slots, keys, values, scales, sinks, part, part_lse, arrived, out, blocks, rows, length,
+    q, cos_sin, positions, slots, keys, values, scales, sinks, part, part_lse, arrived, out, out_sums,
+    out_scale, blocks, rows, length,
     capacity, window, scale, cap, stride_block, stride_blocks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr,
     RATIO_PAD: tl.constexpr, RAW: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
     COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, SINKS: tl.constexpr, CAPPED: tl.constexpr, EIGHT: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    FIXED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """RAW: q is the product of qkv, nothing is rotated, and the new token's K and V are stored nowhere yet."""
     RATIO: tl.constexpr = HEADS // KV_HEADS
@@ -202,7 +215,10 @@ def _attend_one(
         tl.debug_barrier()
         if tl.atomic_add(arrived + head, 1, sem="acq_rel") == used - 1:
             tl.store(arrived + head, 0)
-            _join(part, part_lse, out, head, used, RATIO, COLUMNS, WIDTH, WIDTH_PAD, PARTS, AT_ONCE)
+            _join(
+                part, part_lse, out, out_sums, out_scale, head, used, HEADS * WIDTH, q.dtype.element_ty, RATIO, COLUMNS,
+                WIDTH, WIDTH_PAD, PARTS, AT_ONCE, FIXED,
+            )  # fmt: skip
 
 
 def attend_one(
@@ -212,42 +228,45 @@ def attend_one(
     """q [1, H, D], rotated, over a layer's KV -> [1, H, D]. inputs.decode: the row, which stands alone; it sees
     length + 1 tokens (its new one is stored), with a window the last `window` of them."""
     assert q.stride()[1:] == (q.shape[2], 1)
-    return _launch(q, None, kv, inputs, q.shape[1], q.shape[2], scale, window, sinks, softcap)
+    out = _launch(q, None, kv, inputs, q.shape[1], q.shape[2], scale, window, sinks, softcap, False)
+    return wide(out)
 
 
 def rotate_and_attend_one(
-    qkv: Tensor, cos_sin: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, sinks: Tensor | None = None
-) -> Tensor:
-    """qkv [1, (H + 2 Hkv) * D], as the product leaves it -> [1, H, D]: `rotary_and_store` and `attend_one` at once."""
+    qkv: Tensor, cos_sin: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, sinks: Tensor | None = None,
+    form: Form = "wide",
+) -> Rows:  # fmt: skip
+    """qkv [1, (H + 2 Hkv) * D], as the product leaves it -> [1, H * D]: `rotary_and_store` and `attend_one` at once."""
     assert qkv.is_contiguous() and cos_sin.is_contiguous()
-    return _launch(qkv, cos_sin, kv, inputs, kind.heads, kind.width, kind.scale, kind.window, sinks, kind.softcap)
+    fixed = form == "fixed" and kind.width % FIXED == 0
+    out = _launch(qkv, cos_sin, kv, inputs, kind.heads, kind.width, kind.scale, kind.window, sinks, kind.softcap, fixed)
+    return out.view(1, -1) if isinstance(out, Tensor) else out
 
 
 def _launch(
     q: Tensor, cos_sin: Tensor | None, kv: LayerKv, inputs: StepInputs, heads: int, width: int, scale: float,
-    window: int | None, sinks: Tensor | None, softcap: float | None,
-) -> Tensor:  # fmt: skip
+    window: int | None, sinks: Tensor | None, softcap: float | None, fixed: bool,
+) -> Rows:  # fmt: skip
     decode = inputs.decode
     assert decode is not None and decode.groups is None
     kv_heads, device = kv.kv_heads, q.device
     part = torch.empty((heads, PARTS, width), dtype=torch.float32, device=device)
     lse = torch.empty((heads, PARTS), dtype=torch.float32, device=device)
-    out = torch.empty((1, heads, width), dtype=q.dtype, device=device)
+    out = empty_fixed(heads * width, device) if fixed else torch.empty((1, heads, width), dtype=q.dtype, device=device)
     can = has_pdl(device)
     width_pad = max(16, triton.next_power_of_2(width))
     columns = triton.next_power_of_2(heads // kv_heads) * width_pad
     where = (lse, lse, lse) if cos_sin is None else (cos_sin, inputs.positions, inputs.slots)
     _attend_one[(kv_heads, PARTS)](
         q, *where, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks,
-        part, lse, kv.arrived, out,
-        decode.table, decode.rows, decode.length,
+        part, lse, kv.arrived, *pointers(out), decode.table, decode.rows, decode.length,
         decode.table.shape[1] * 16, window or 0, scale * LOG2_E, (softcap or 1.0) * LOG2_E, kv.keys.stride(0),
         decode.table.stride(0), HEADS=heads,
         KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=width_pad,
         RATIO_PAD=least_queries(heads // kv_heads, kv), RAW=cos_sin is not None, WINDOWED=window is not None,
         TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, COLUMNS=columns,
         AT_ONCE=max(1, min(PARTS, JOINED // columns)), SINKS=sinks is not None, CAPPED=softcap is not None,
-        EIGHT=kv.eight, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=EARLY * can, num_warps=4,
-        num_stages=2, launch_pdl=bool(can),
+        EIGHT=kv.eight, FIXED=fixed, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=EARLY * can,
+        num_warps=4, num_stages=2, launch_pdl=bool(can),
     )  # fmt: skip
     return out

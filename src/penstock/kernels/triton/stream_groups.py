@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import TakesWideRows
+from penstock.kernels.fp8_rows import Form, TakesWideRows
 from penstock.kernels.triton.pdl import fetch, has_pdl, release_late, wait
 from penstock.kernels.triton.split import joined
 from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four
@@ -148,6 +148,10 @@ class GroupMatrix(TakesWideRows):
     group: int  # 0: a row
     dtype: torch.dtype
     arrived: Tensor  # int32, zeros between calls
+    lone: Tensor | None = None  # [N, groups] of the dtype: the scale again, where one row is multiplied in fixed point
+
+    def form(self, rows: int) -> Form:
+        return "wide" if rows > 1 or self.lone is None else "fixed"
 
     @property
     def streamed(self) -> GroupMatrix:

@@ -209,6 +209,7 @@ class Pressing:
 
     def __init__(self, inner: Any, error: BaseException | None, at: int = 5) -> None:
         self.inner, self.error, self.at, self.fetched = inner, error, at, 0
+        self.close = inner.close
 
     def launch(self, plan: StepPlan) -> Flight:
         flight = self.inner.launch(plan)

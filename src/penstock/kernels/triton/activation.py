@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.triton.fp8 import BITS, empty_rows, pointers, store_rows
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
 
 _BLOCK = 1024
@@ -68,7 +69,7 @@ def _launch(gate_up: Tensor, gelu: bool) -> Tensor:
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         early = has_pdl(gate_up.device)
-        _gated[(rows, triton.cdiv(width, _BLOCK))](
+        _gated[(rows, cdiv(width, _BLOCK))](
             gate_up, out, out, out, width, gate_up.stride(0), GELU=gelu, FP8=0, EARLY=early, BLOCK=_BLOCK, num_warps=4,
             launch_pdl=bool(early),
         )  # fmt: skip
@@ -79,7 +80,7 @@ def _launch_whole(gate_up: Tensor, gelu: bool, form: Form) -> Fp8Rows | FixedRow
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = empty_rows(gate_up, form, width)
     if rows:
-        early, block = early_of(gate_up.device, rows), triton.next_power_of_2(width)
+        early, block = early_of(gate_up.device, rows), next_power_of_2(width)
         _gated[(rows, 1)](
             gate_up, *pointers(out), width, gate_up.stride(0), GELU=gelu, FP8=BITS[form], EARLY=early, BLOCK=block,
             num_warps=max(1, min(16, block // 512)), launch_pdl=bool(early),

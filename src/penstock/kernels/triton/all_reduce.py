@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, wait
 
 FLAG_BYTES = 16384  # of flags, in front of the room for x: int64 [programs, ranks]
@@ -228,10 +229,10 @@ def _launch(
     if not x.shape[0]:
         return
     early, (block, warps) = has_pdl(x.device), cut
-    programs = min(most, triton.cdiv(x.shape[0], block * together))
+    programs = min(most, cdiv(x.shape[0], block * together))
     unit = 16 if x.shape[0] % 16 == 0 and not more.get("GATHERS") else 1
     kernel[(programs,)](  # type: ignore[index]
         x, out, memory.addresses, memory.state, x.shape[0] // unit, memory.room, memory.rank,
-        RANKS=memory.ranks, WIDTH=triton.next_power_of_2(memory.ranks), BLOCK=block, EARLY=early,
+        RANKS=memory.ranks, WIDTH=next_power_of_2(memory.ranks), BLOCK=block, EARLY=early,
         UNIT=unit, num_warps=warps, launch_pdl=bool(early), **more,
     )  # fmt: skip

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.grid import cdiv
+
 _WORDS = 2048  # of 4 bytes, a program
 
 
@@ -39,7 +41,7 @@ class BlockCopier:
         device = layers[0].device
         self._pointers = torch.tensor([x.data_ptr() for x in layers], dtype=torch.int64, device=device)
         self._words = torch.tensor([size // 4 for size in sizes], dtype=torch.int64, device=device)
-        self._pieces = triton.cdiv(max(sizes) // 4, _WORDS)
+        self._pieces = cdiv(max(sizes) // 4, _WORDS)
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
         """src, dst [c] int32 or int64; a pair with src < 0 copies nothing, so a fixed capacity can be padded."""

@@ -24,6 +24,7 @@ from penstock.kernels.triton.flash_loop import (
     walk_row,
     with_eight,
 )
+from penstock.kernels.triton.grid import next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, wait
 from penstock.kernels.triton.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
 
@@ -245,7 +246,7 @@ def attend_rows(
     skips = skip is not None and prefix is not None
     step = (position, skip if skips else rows)
     sizes = (block_table.shape[1] * 16, window or 0)
-    pad, early = max(16, triton.next_power_of_2(width)), has_pdl(q.device)
+    pad, early = max(16, next_power_of_2(width)), has_pdl(q.device)
     _own[(count * kv_heads, splits)](
         q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks, out,
         answer, lse, part, part_lse, block_table, rows, *step, *sizes, scale * LOG2_E,
@@ -265,7 +266,7 @@ def attend_rows(
 
 def least_queries(ratio: int, kv: LayerKv) -> int:
     """Query heads of a KV head as a tile has them: a tensor core takes 16 in its rows, 8 in its columns."""
-    return max(8 if kv.eight else 16, triton.next_power_of_2(ratio))
+    return max(8 if kv.eight else 16, next_power_of_2(ratio))
 
 
 def _shape(count: int, width: int) -> tuple[int, int, int]:

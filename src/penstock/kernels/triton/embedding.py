@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 _BLOCK = 2048
@@ -30,9 +31,9 @@ def embed(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
     out = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype, device=table.device)
     if ids.shape[0]:
         d = table.shape[1]
-        block = min(_BLOCK, triton.next_power_of_2(d))
+        block = min(_BLOCK, next_power_of_2(d))
         early = has_pdl(table.device)
-        _embed[(ids.shape[0], triton.cdiv(d, block))](
+        _embed[(ids.shape[0], cdiv(d, block))](
             ids, table, out, first or 0, table.shape[0], d, EARLY=early, BLOCK=block, num_warps=4,
             launch_pdl=bool(early),
         )  # fmt: skip

@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock.kernels.fixed_row import FixedRow, empty_fixed
 from penstock.kernels.fp8_rows import E4M3, Form, Fp8Rows, Rows
 from penstock.kernels.triton.fixed_row import store_fixed
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
 BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2, "fixed": 3}  # kernels' FP8
@@ -60,10 +61,10 @@ def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows | FixedRow:
     """x [T, K] -> the same in eight bits, or in pairs of them; one row in fixed point."""
     (rows, d), out = x.shape, empty_rows(x, form)
     if rows:
-        width = triton.next_power_of_2(d)
+        width = next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
-        early = early_of(x.device, triton.cdiv(rows, each))
-        _quantize[(triton.cdiv(rows, each),)](
+        early = early_of(x.device, cdiv(rows, each))
+        _quantize[(cdiv(rows, each),)](
             x, *pointers(out), rows, x.stride(0), d, FP8=BITS[form], EARLY=early, ROWS=each, D=width,
             num_warps=max(1, min(16, width * each // 256)), launch_pdl=bool(early),
         )  # fmt: skip

@@ -19,6 +19,7 @@ from penstock.kernels.fixed_row import FIXED, FixedRow, empty_fixed
 from penstock.kernels.fp8_rows import Form
 from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.fp8 import pointers
+from penstock.kernels.triton.grid import cdiv
 from penstock.kernels.triton.pdl import has_pdl, wait
 from penstock.kernels.triton.stream_groups import GroupMatrix
 
@@ -191,7 +192,7 @@ def lone_product(
     else:
         into = torch.empty((1, outputs), dtype=scale.dtype, device=scale.device)
     early = has_pdl(scale.device)
-    _linear_four[(triton.cdiv(outputs, band.outputs),)](
+    _linear_four[(cdiv(outputs, band.outputs),)](
         row.numbers.view(torch.int64), row.scale, row.sums, matrix.weight.view(torch.int32), scale,
         scale if bias is None else bias, *pointers(into), n, K=k, R=band.outputs * (2 if gated else 1),
         C=band.chunks, TURN=matrix.group, GATED=gated, FIXED=isinstance(into, FixedRow), HAS_BIAS=bias is not None,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.triton.fp8 import pointers
+from penstock.kernels.triton.grid import cdiv
 from penstock.kernels.triton.linear_one import linear_one
 from penstock.kernels.triton.linear_small import SmallWeight, cut_of
 from penstock.kernels.triton.pdl import fetch, has_pdl, wait
@@ -119,9 +120,9 @@ def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8
     n, k = weight.shape
     device = weight.device
     split = [t for t in (tiles_of(m, n, k) for m in (16, 32, 64, 128, 256)) if t.split > 1]
-    sums = max((t.split * t.rows * triton.cdiv(n, t.outputs) * t.outputs for t in split), default=0)
+    sums = max((t.split * t.rows * cdiv(n, t.outputs) * t.outputs for t in split), default=0)
     parts = torch.empty(sums, dtype=torch.float32, device=device)
-    arrived = torch.zeros(triton.cdiv(n, 64), dtype=torch.int32, device=device)
+    arrived = torch.zeros(cdiv(n, 64), dtype=torch.int32, device=device)
     streamed = SmallWeight(weight.contiguous(), cut_of(n, k), None, None, scale.contiguous())
     return Fp8Matrix(streamed, dtype, n % 16 == 0 and k % 16 == 0, parts, arrived)
 
@@ -144,9 +145,9 @@ def streamed_fp8(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tile
     if not m:
         return out
     tiles = tiles or tiles_of(m, n, k)
-    each = triton.cdiv(triton.cdiv(k, tiles.split), tiles.inputs) * tiles.inputs
-    splits = triton.cdiv(k, each)
-    grid = (triton.cdiv(n, tiles.outputs), splits, triton.cdiv(m, tiles.rows))
+    each = cdiv(cdiv(k, tiles.split), tiles.inputs) * tiles.inputs
+    splits = cdiv(k, each)
+    grid = (cdiv(n, tiles.outputs), splits, cdiv(m, tiles.rows))
     early = has_pdl(weight.device)
     _linear_fp8[grid](
         *pointers(x), weight, scale, x.scale if bias is None else bias, out, matrix.parts, matrix.arrived, m, n,

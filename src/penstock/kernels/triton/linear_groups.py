@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import FP8_GROUP, Rows, wide
+from penstock.kernels.triton.grid import cdiv
 from penstock.kernels.triton.linear_four import fits_lone, lone_product
 from penstock.kernels.triton.pdl import has_pdl, wait
 from penstock.kernels.triton.stream_groups import GroupMatrix, group_of, streamed_groups, turn_of, zero_of
@@ -44,7 +45,7 @@ def _matrix(
     weight: Tensor, scale: Tensor, zero: Tensor | None, kind: int, shape: tuple[int, int], group: int,
     dtype: torch.dtype, lone: Tensor | None = None,
 ) -> GroupMatrix:  # fmt: skip
-    arrived = torch.zeros(8 * triton.cdiv(shape[0], 32), dtype=torch.int32, device=weight.device)  # of 512 rows
+    arrived = torch.zeros(8 * cdiv(shape[0], 32), dtype=torch.int32, device=weight.device)  # of 512 rows
     zero = None if zero is None else zero.float().t().contiguous()
     return GroupMatrix(weight, scale.float().t().contiguous(), zero, kind, shape, group, dtype, arrived, lone)
 
@@ -111,7 +112,7 @@ def widened(matrix: GroupMatrix, first: int, count: int) -> Tensor:
     turn, early = turn_of(matrix.kind, k, matrix.group), has_pdl(matrix.weight.device)
     pitch = matrix.weight.shape[1]
     out = torch.empty((count, k), dtype=matrix.dtype, device=matrix.weight.device)
-    _widened[(triton.cdiv(count, 32), triton.cdiv(pitch, turn))](
+    _widened[(cdiv(count, 32), cdiv(pitch, turn))](
         matrix.weight, matrix.scale, matrix.scale if matrix.zero is None else matrix.zero, out, first, count, n, k,
         pitch, GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, BN=32, BK=turn,
         EARLY=early, num_warps=4, launch_pdl=bool(early),

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release_late, wait
 
 
@@ -69,13 +70,13 @@ def strip_of(k: int, size: int = 2) -> Strip:
     """Measured on an H200 over the products of a 1B and an 8B model: 58 to 108 % of copy speed (cuBLAS 32 to 103).
     size: bytes of a weight; of one, over an 8B's products: 61 to 93 %."""
     if size == 1:
-        return Strip(2, min(2048, max(16, triton.next_power_of_2(k))), 2)
+        return Strip(2, min(2048, max(16, next_power_of_2(k))), 2)
     if k <= 1024:
-        return Strip(2, max(16, triton.next_power_of_2(k)), 4)
+        return Strip(2, max(16, next_power_of_2(k)), 4)
     if k <= 4096:
-        return Strip(1, triton.next_power_of_2(k), 4)
+        return Strip(1, next_power_of_2(k), 4)
     if k <= 8192:
-        return Strip(1, triton.next_power_of_2(k), 16)
+        return Strip(1, next_power_of_2(k), 16)
     return Strip(2, 4096, 8) if k % 4096 == 0 else Strip(2, 2048, 4)
 
 
@@ -89,7 +90,7 @@ def linear_one(
     assert x.shape == (1, k) and x.stride(1) == 1 and weight.is_contiguous()
     out = torch.empty((1, n), dtype=x.dtype, device=x.device)
     early = has_pdl(x.device)
-    _linear_one[(triton.cdiv(n, strip.outputs),)](
+    _linear_one[(cdiv(n, strip.outputs),)](
         x, weight, x if scale is None else scale, x if bias is None else bias, out, n, K=k, BN=strip.outputs,
         BK=strip.inputs, GATED=False, SCALED=scale is not None, HAS_BIAS=bias is not None, EARLY=early,
         num_warps=strip.warps, launch_pdl=bool(early),
@@ -100,10 +101,10 @@ def linear_one(
 def gate_one(x: Tensor, weight: Tensor, scale: Tensor, strip: Strip | None = None) -> Tensor:
     """x [1, K], weight [2 F, K] e4m3 (the gate's rows, then up's), scale [2 F] -> silu(gate) * up, [1, F]."""
     n, k = weight.shape
-    strip = strip or Strip(2, min(4096, max(16, triton.next_power_of_2(k))), 4)
+    strip = strip or Strip(2, min(4096, max(16, next_power_of_2(k))), 4)
     out = torch.empty((1, n // 2), dtype=x.dtype, device=x.device)
     early = has_pdl(x.device)
-    _linear_one[(triton.cdiv(n // 2, strip.outputs),)](
+    _linear_one[(cdiv(n // 2, strip.outputs),)](
         x, weight, scale, x, out, n // 2, K=k, BN=strip.outputs, BK=strip.inputs, GATED=True, SCALED=True,
         HAS_BIAS=False, EARLY=early, num_warps=strip.warps, launch_pdl=bool(early),
     )  # fmt: skip

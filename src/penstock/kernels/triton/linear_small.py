@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.grid import cdiv
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 MOST_ROWS = 16
@@ -101,7 +102,7 @@ def prepare_small(weight: Tensor, cut: Cut | None = None) -> SmallWeight:
     if cut.split == 1:
         return SmallWeight(weight.contiguous(), cut, None, None)
     parts = torch.empty((cut.split, MOST_ROWS, n), dtype=torch.float32, device=weight.device)
-    arrived = torch.zeros(triton.cdiv(n, cut.outputs), dtype=torch.int32, device=weight.device)
+    arrived = torch.zeros(cdiv(n, cut.outputs), dtype=torch.int32, device=weight.device)
     return SmallWeight(weight.contiguous(), cut, parts, arrived)
 
 
@@ -110,10 +111,10 @@ def linear_small(x: Tensor, small: SmallWeight, bias: Tensor | None = None) -> T
     (m, k), n, cut = x.shape, small.weight.shape[0], small.cut
     assert 1 <= m <= MOST_ROWS and x.stride(1) == 1 and k == small.weight.shape[1]
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    each = triton.cdiv(triton.cdiv(k, cut.split), cut.inputs) * cut.inputs
-    split = triton.cdiv(k, each)
+    each = cdiv(cdiv(k, cut.split), cut.inputs) * cut.inputs
+    split = cdiv(k, each)
     early = 2 * has_pdl(x.device)
-    _linear_small[(triton.cdiv(n, cut.outputs), split)](
+    _linear_small[(cdiv(n, cut.outputs), split)](
         x, small.weight, x if bias is None else bias, out, x if split == 1 else small.parts,
         x if split == 1 else small.arrived, m, n, k, x.stride(0), each,
         BN=cut.outputs, BK=cut.inputs, SPLIT=split, HAS_BIAS=bias is not None, EVEN_K=k % cut.inputs == 0,

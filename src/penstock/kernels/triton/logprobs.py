@@ -15,6 +15,7 @@ from torch import Tensor
 
 from penstock.kernels.inputs import TILE
 from penstock.kernels.row_state import RowState
+from penstock.kernels.triton.grid import next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.tile_sums import row_of
 
@@ -144,6 +145,6 @@ def _launch(
     _logprobs[(m,)](
         logits, tokens if row_ids is None else row_ids, tokens if asked is None else asked,
         tokens if done is None else done, tokens, peaks, *out, vocabulary, logits.stride(0), tiles, most,
-        BY_ROW=row_ids is not None, SOME=_SOME, TILE=TILE, NT=triton.next_power_of_2(tiles), EARLY=early,
+        BY_ROW=row_ids is not None, SOME=_SOME, TILE=TILE, NT=next_power_of_2(tiles), EARLY=early,
         num_warps=_WARPS, launch_pdl=bool(early),
     )  # fmt: skip

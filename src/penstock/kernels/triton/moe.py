@@ -24,6 +24,7 @@ from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
 from penstock.kernels.triton.activation import swish
 from penstock.kernels.triton.fp8 import BITS, pointers, quantize_rows, store_fp8
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.moe_route import Routes, route
 from penstock.kernels.triton.moe_steps import step, step_of_four, step_of_integers
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
@@ -273,8 +274,8 @@ def experts(x: Tensor, scores: Tensor, prepared: PreparedExperts, plan: Plan | N
     middle = _gate_up(rows, of, routes, plan)
     made = torch.empty((tokens * of.top_k, d), dtype=x.dtype, device=x.device)
     _launch(middle, of.down, made, None, of, routes, plan.down, plan.gate_up.outputs, plan.sorted)
-    block = min(1024, triton.next_power_of_2(d))
-    grid = (tokens, triton.cdiv(d, block))
+    block = min(1024, next_power_of_2(d))
+    grid = (tokens, cdiv(d, block))
     early = early_of(x.device, grid[0] * grid[1])
     _summed[grid](
         made, routes.weights, out, prepared.counts, of.shape[0], d, K=of.top_k, EARLY=early, BLOCK=block, num_warps=4,
@@ -296,7 +297,7 @@ def _gate_up(rows: Rows, of: Experts, routes: Routes, plan: Plan) -> Rows:
         _launch(rows, of.gate_up, out, None, of, routes, plan.gate_up, 0, plan.sorted)
         return out
     numbers = torch.empty((slots, inner), dtype=torch.float8_e4m3fn, device=device)
-    scale = torch.empty((slots, triton.cdiv(inner, plan.gate_up.outputs)), dtype=torch.float32, device=device)
+    scale = torch.empty((slots, cdiv(inner, plan.gate_up.outputs)), dtype=torch.float32, device=device)
     middle = Fp8Rows(numbers, scale, torch.empty_like(numbers) if form == "pair" else None)
     _launch(rows, of.gate_up, numbers, middle, of, routes, plan.gate_up, 0, plan.sorted)
     return middle
@@ -315,7 +316,7 @@ def _launch(
     by_row = isinstance(rows, Fp8Rows) and scale.shape[1] == 1
     slope, most = of.clamp or (1.0, 0.0)
     early, integers = has_pdl(x.device), matrix.integers
-    _grouped[(triton.cdiv(n, cut.outputs), routes.count)](
+    _grouped[(cdiv(n, cut.outputs), routes.count)](
         x, low, scale, matrix.numbers.view(torch.uint8) if integers else matrix.numbers,
         scale if matrix.scale is None else matrix.scale, scale if matrix.zero is None else matrix.zero,
         scale if matrix.bias is None else matrix.bias, out, out_low, out_scale,

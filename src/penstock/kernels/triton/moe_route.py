@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
 PLACED = 64  # pairs, and tiles, of a program of _place
@@ -96,10 +97,10 @@ def route(scores: Tensor, top_k: int, renormalise: bool, counts: Tensor, rows: i
     (tokens, experts), device = scores.shape, scores.device
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
     chosen, ranks = (torch.empty((tokens, top_k), dtype=torch.int32, device=device) for _ in range(2))
-    early, lanes = early_of(device, tokens), triton.next_power_of_2(experts)
+    early, lanes = early_of(device, tokens), next_power_of_2(experts)
     _route[(tokens,)](
         scores, weights, chosen, ranks, counts, experts, scores.stride(0), K=top_k,
-        PLACES=triton.next_power_of_2(top_k), LANES=lanes, RENORMALISED=renormalise, COUNTED=rows > 0, EARLY=early,
+        PLACES=next_power_of_2(top_k), LANES=lanes, RENORMALISED=renormalise, COUNTED=rows > 0, EARLY=early,
         num_warps=1 if lanes <= 128 else 4, launch_pdl=bool(early),
     )  # fmt: skip
     in_all = tokens * top_k
@@ -108,7 +109,7 @@ def route(scores: Tensor, top_k: int, renormalise: bool, counts: Tensor, rows: i
     count = most_tiles(in_all, experts, rows)
     pairs = torch.empty(in_all, dtype=torch.int32, device=device)
     tiles = torch.empty((count, 3), dtype=torch.int32, device=device)
-    programs = triton.cdiv(max(in_all, count), PLACED)
+    programs = cdiv(max(in_all, count), PLACED)
     early = early_of(device, programs)
     _place[(programs,)](
         chosen, ranks, counts, pairs, tiles, experts, in_all, count, ROWS=rows, LANES=lanes, EACH=PLACED, EARLY=early,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, Rows
 from penstock.kernels.triton.fp8 import BITS, empty_rows, pointers, store_rows
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
 
@@ -60,11 +61,11 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form
     rows, d = x.shape
     out = torch.empty((rows, d), dtype=x.dtype, device=x.device) if form == "wide" else empty_rows(x, form)
     if rows:
-        width = triton.next_power_of_2(d)
+        width = next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
-        early = early_of(x.device, triton.cdiv(rows, each))
+        early = early_of(x.device, cdiv(rows, each))
         warps = max(1, min(16, width * each // 256))
-        _rms_norm[(triton.cdiv(rows, each),)](
+        _rms_norm[(cdiv(rows, each),)](
             x, x if residual is None else residual, weight,
             *pointers(out), rows, x.stride(0), d, eps,
             ADD=residual is not None, FP8=BITS[form], EARLY=early, WIDE=weight.dtype == torch.float32,

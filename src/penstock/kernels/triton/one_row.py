@@ -21,6 +21,7 @@ from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import Form, Rows, wide
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.linear_four import lone_product
 from penstock.kernels.triton.linear_one import gate_one
 from penstock.kernels.triton.linear_small import SmallWeight
@@ -102,7 +103,7 @@ def norm_gate(
     programs = min(GATE_PROGRAMS, n // 2)
     _norm_gate[(programs,)](
         x, x if residual is None else residual, kept, norm, weight.weight, out, n // 2, eps,
-        PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k, BK=triton.next_power_of_2(k),
+        PROGRAMS=programs, EACH=cdiv(n // 2, programs), K=k, BK=next_power_of_2(k),
         ADD=residual is not None, EARLY=early, num_warps=_warps(k), launch_pdl=bool(early),
     )  # fmt: skip
     return out, kept
@@ -191,7 +192,7 @@ def norm_qkv(
     _norm_qkv[(programs,)](
         x, x if residual is None else residual, kept, norm, weight.weight, x if bias is None else bias, cos_sin,
         inputs.positions, inputs.slots, kv.keys, q, eps, kv.keys.stride(0), PROGRAMS=programs,
-        EACH=triton.cdiv(n // 2, programs), K=k, BK=triton.next_power_of_2(k), HEADS=heads, KV_HEADS=kv_heads,
+        EACH=cdiv(n // 2, programs), K=k, BK=next_power_of_2(k), HEADS=heads, KV_HEADS=kv_heads,
         WIDTH=width, SLOTS=BLOCK_SIZE, ADD=residual is not None, HAS_BIAS=bias is not None, EARLY=early,
         num_warps=_warps(k), launch_pdl=bool(early),
     )  # fmt: skip
@@ -199,7 +200,7 @@ def norm_qkv(
 
 
 def _warps(k: int) -> int:
-    return max(1, min(8, triton.next_power_of_2(k) // 512))
+    return max(1, min(8, next_power_of_2(k) // 512))
 
 
 def _empty(x: Tensor, *shape: int) -> Tensor:

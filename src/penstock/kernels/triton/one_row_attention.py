@@ -32,6 +32,7 @@ from penstock.kernels.triton.flash_loop import (
     with_eight,
 )
 from penstock.kernels.triton.fp8 import pointers
+from penstock.kernels.triton.grid import next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.rotary import store_eight_v, store_kv, to_eight
 
@@ -254,8 +255,8 @@ def _launch(
     lse = torch.empty((heads, PARTS), dtype=torch.float32, device=device)
     out = empty_fixed(heads * width, device) if fixed else torch.empty((1, heads, width), dtype=q.dtype, device=device)
     can = has_pdl(device)
-    width_pad = max(16, triton.next_power_of_2(width))
-    columns = triton.next_power_of_2(heads // kv_heads) * width_pad
+    width_pad = max(16, next_power_of_2(width))
+    columns = next_power_of_2(heads // kv_heads) * width_pad
     where = (lse, lse, lse) if cos_sin is None else (cos_sin, inputs.positions, inputs.slots)
     _attend_one[(kv_heads, PARTS)](
         q, *where, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.flash_loop import LOG2_E, at_head, begun, owner, queries_of, scales_of, walk
+from penstock.kernels.triton.grid import next_power_of_2
 
 
 @triton.jit(
@@ -123,7 +124,7 @@ def attend_chunks(
         q, kv.keys, kv.values, q if kv.scales is None else kv.scales, q if sinks is None else sinks, out, start,
         context, block_table, chunks, tiles, window or 0, scale * LOG2_E, (softcap or 1.0) * LOG2_E,
         q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
-        max(16, triton.next_power_of_2(width)), window is not None, queries, tokens, sinks is not None,
+        max(16, next_power_of_2(width)), window is not None, queries, tokens, sinks is not None,
         softcap is not None, kv.eight, "ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -132,8 +133,8 @@ def attend_chunks(
 def _shape(ratio: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Query rows of a tile, tokens of a tile, warps, stages."""
     if dtype == torch.float32:
-        return max(16, triton.next_power_of_2(ratio)), 32, 4, 1
-    least = triton.next_power_of_2(ratio)  # a tile holds a whole row
+        return max(16, next_power_of_2(ratio)), 32, 4, 1
+    least = next_power_of_2(ratio)  # a tile holds a whole row
     if width > 128:
         return max(64, least), 64, 4, 2
     return max(128, least), 64 if width <= 64 else 128, 8, 2

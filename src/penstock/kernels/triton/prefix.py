@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.flash_loop import LOG2_E, at_head, nothing_seen, owner, queries_of, scales_of, span, walk
+from penstock.kernels.triton.grid import next_power_of_2
 
 MOST_PARTS = 8  # programs that share a tile's prefix
 PART_TOKENS = 128  # of a prefix, that one of them takes at least
@@ -137,7 +138,7 @@ def attend_prefixes(
         q, kv.keys, kv.values, state.lse if kv.scales is None else kv.scales, state.answer, state.lse, start, blocks,
         length, groups, state.splits, scale * LOG2_E, (softcap or 1.0) * LOG2_E,
         q.stride(0), kv.keys.stride(0), blocks.stride(0), heads, kv_heads, width,
-        max(16, triton.next_power_of_2(width)), queries, tokens, state.splits > 1, PART_TOKENS, PART_TILE, EACH,
+        max(16, next_power_of_2(width)), queries, tokens, state.splits > 1, PART_TOKENS, PART_TILE, EACH,
         softcap is not None, kv.eight, "ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -161,5 +162,5 @@ def _splits(programs: int) -> int:
 def _shape(ratio: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Query rows of a tile, tokens of a tile, warps, stages."""
     if dtype == torch.float32:
-        return max(16, triton.next_power_of_2(ratio)), 32, 4, 1
-    return max(64, triton.next_power_of_2(ratio)), 64, 4, 2
+        return max(16, next_power_of_2(ratio)), 32, 4, 1
+    return max(64, next_power_of_2(ratio)), 64, 4, 2

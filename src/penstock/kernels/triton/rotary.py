@@ -16,6 +16,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.flash_loop import BESIDE
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
 _HEADS, _WARPS = 16, 4
@@ -150,10 +151,10 @@ def rotary_and_store(
     tokens, parts = qkv.shape[0], heads + 2 * kv_heads
     assert qkv.is_contiguous() and cos_sin.is_contiguous()
     if tokens:
-        piece = min(_HEADS if tokens < _MANY else 64, triton.next_power_of_2(parts))
-        early = early_of(qkv.device, tokens * triton.cdiv(parts, piece))
-        half = triton.next_power_of_2(width // 2)
-        _rotary_and_store[(tokens, triton.cdiv(parts, piece))](
+        piece = min(_HEADS if tokens < _MANY else 64, next_power_of_2(parts))
+        early = early_of(qkv.device, tokens * cdiv(parts, piece))
+        half = next_power_of_2(width // 2)
+        _rotary_and_store[(tokens, cdiv(parts, piece))](
             qkv, cos_sin, inputs.positions, inputs.slots, kv.keys, kv.values,
             cos_sin if kv.scales is None else kv.scales,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps,
@@ -161,7 +162,7 @@ def rotary_and_store(
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
             EIGHT=kv.eight, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
             WIDE=q_norm is not None and q_norm.dtype == torch.float32, EARLY=early, PIECE=piece,
-            OF_V=triton.next_power_of_2(kv_heads * width),
+            OF_V=next_power_of_2(kv_heads * width),
             num_warps=max(1, min(_WARPS, piece * half // 128)), launch_pdl=bool(early),
         )  # fmt: skip
     return qkv.view(tokens, parts, width)[:, :heads]

@@ -14,6 +14,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import Queries
 from penstock.kernels.reference.tile_draw import BAD_LOGITS
 from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.row_table import JOIN_WORDS, MAX_DRAFTS
 
@@ -63,7 +64,7 @@ def prepare(
     count = row_ids.shape[0]
     if count:
         early = has_pdl(row_ids.device)
-        _prepare[(triton.cdiv(count, _BLOCK),)](
+        _prepare[(cdiv(count, _BLOCK),)](
             row_ids, queries.offset, queries.draft, rows.last_token, rows.length, rows.done, rows.block_table,
             rows.block_table.stride(0), slot_token, token_ids, positions, slots, count, dump_block, SLOTS=BLOCK_SIZE,
             BLOCK=_BLOCK, EARLY=early, num_warps=4, launch_pdl=bool(early),
@@ -115,7 +116,7 @@ def advance(row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, to
     count = row_ids.shape[0]
     if count:
         early = has_pdl(row_ids.device)
-        _advance[(triton.cdiv(count, _BLOCK),)](
+        _advance[(cdiv(count, _BLOCK),)](
             row_ids, queries.offset, queries.draft, drawn, rows.last_token, rows.length, rows.done, rows.limit,
             rows.ignore_eos, rows.stop_ids, rows.is_end, told, count, NONE=NO_TOKEN, BAD=BAD_LOGITS,
             STOPS=rows.stop_ids.shape[1], DRAFTS=MAX_DRAFTS, BLOCK=_BLOCK, EARLY=early, num_warps=4,
@@ -148,7 +149,7 @@ def join(packed: Tensor, rows: RowState) -> None:
     if k:
         _join[(k,)](
             packed, rows.words, rows.word_base, rows.word_stride, rows.block_table, words, rows.block_table.stride(0),
-            WORDS=JOIN_WORDS, WORDS_PAD=triton.next_power_of_2(JOIN_WORDS), SCRATCH=SCRATCH_BLOCK, BLOCK=_BLOCK,
+            WORDS=JOIN_WORDS, WORDS_PAD=next_power_of_2(JOIN_WORDS), SCRATCH=SCRATCH_BLOCK, BLOCK=_BLOCK,
             num_warps=1,
         )  # fmt: skip
 
@@ -166,6 +167,6 @@ def grow(new_blocks: Tensor, rows: RowState) -> None:
     """new_blocks [m, 3] int32: row (-1: nothing), index in its table, block."""
     count = new_blocks.shape[0]
     if count:
-        _grow[(triton.cdiv(count, _BLOCK),)](
+        _grow[(cdiv(count, _BLOCK),)](
             new_blocks, rows.block_table, rows.block_table.stride(0), count, BLOCK=_BLOCK, num_warps=4
         )

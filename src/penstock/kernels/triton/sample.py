@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from penstock.kernels.inputs import TILE, SamplerInputs, VocabularyPart
@@ -22,6 +21,7 @@ from penstock.kernels.reference.tile_draw import BAD_LOGITS, MIN_TEMPERATURE
 from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.draw import draw_kernel
 from penstock.kernels.triton.filters import filter_kernel
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl
 from penstock.kernels.triton.row_state import NO_TOKEN
 from penstock.kernels.triton.tile_sums import LOG2E, tile_sums_kernel
@@ -113,9 +113,9 @@ def _launch(
     assert logits.stride(1) == 1
     by_row, adjusted = row_ids is not None, scratch.adjusted if adjusts else logits
     row_ids, done, wants = (tokens if x is None else x for x in (row_ids, done, wants))
-    rounds = triton.cdiv(tiles, TILES)
+    rounds = cdiv(tiles, TILES)
     parts = min(rounds, max(1, PROGRAMS // n))
-    each = triton.cdiv(rounds, parts)
+    each = cdiv(rounds, parts)
     early = has_pdl(logits.device)
     same = {
         "EARLY": early,
@@ -126,11 +126,11 @@ def _launch(
         "TILE": TILE,
         "MIN_T": MIN_TEMPERATURE,
     }
-    tile_sums_kernel[(n, triton.cdiv(rounds, each))](
+    tile_sums_kernel[(n, cdiv(rounds, each))](
         logits, adjusted, row_ids, asked.temperature, done, wants, scratch.peaks, scratch.masses, vocabulary,
         logits.stride(0), tiles, each, LOG2E=LOG2E, TILES=TILES, num_warps=SUM_WARPS, **same,
     )  # fmt: skip
-    same |= {"ADDED": added, "NT": triton.next_power_of_2(tiles)}
+    same |= {"ADDED": added, "NT": next_power_of_2(tiles)}
     tops = scores = scratch.masses
     if part is not None:
         tops, scores = part.most(_tops(scratch, n)), torch.zeros(n, dtype=torch.float32, device=logits.device)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, TakesWideRows
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import fetch, has_pdl, release_late, wait
 from penstock.kernels.triton.split import joined
 from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four
@@ -123,11 +124,11 @@ class Pieces:
 def pieces_of(kind: int, m: int, n: int, k: int) -> Pieces:
     """Measured on an H200 over the products of an 8B model at 1, 16, 32, 64, 128 and 256 rows."""
     four = kind == FOUR.value
-    rows = max(8, min(64 if four else 128, triton.next_power_of_2(m)))
+    rows = max(8, min(64 if four else 128, next_power_of_2(m)))
     few = rows <= 16
     outputs = 32 if rows == 8 or (few and not four) else 64
     warps = 4 if not few else 1 if four and rows == 8 and n * k > 1 << 25 else 2
-    tiles = triton.cdiv(n, outputs) * triton.cdiv(m, rows)
+    tiles = cdiv(n, outputs) * cdiv(m, rows)
     wanted = (25_600 if few else 16_384) // outputs / tiles  # programs along K
     split = 1 << max(0, round(math.log2(wanted)))
     return Pieces(rows, outputs, max(1, min(split, k // 1024, 8 if few else 4)), 3, warps)
@@ -183,9 +184,9 @@ def streamed_groups(
         return out
     cut = cut or pieces_of(matrix.kind, m, n, k)
     turn, pitch = turn_of(matrix.kind, k, matrix.group), matrix.weight.shape[1]
-    turns = triton.cdiv(pitch, turn)
-    each = triton.cdiv(turns, cut.split)
-    splits, of_n, of_m = triton.cdiv(turns, each), triton.cdiv(n, cut.outputs), triton.cdiv(m, cut.rows)
+    turns = cdiv(pitch, turn)
+    each = cdiv(turns, cut.split)
+    splits, of_n, of_m = cdiv(turns, each), cdiv(n, cut.outputs), cdiv(m, cut.rows)
     parts = out
     if splits > 1:
         assert of_n * of_m <= len(matrix.arrived), "a tile has a counter"

@@ -67,6 +67,10 @@ class FakeLLM:
             yield finished
             after_step()
 
+    def steps(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[list[Finished]]:
+        for finished in self.stream(prompts, after_step=after_step):
+            yield [finished]
+
     def _samples(self, prompt: Prompt) -> list[Finished]:
         text = str(prompt.prompt if prompt.messages is None else prompt.messages)
         if len(text) > CONTEXT:

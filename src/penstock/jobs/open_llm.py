@@ -40,7 +40,14 @@ class JobEngine(Protocol):
     ) -> None: ...
 
 
+class SteppedEngine(JobEngine, Protocol):
+    """One that is here, and can be looked up from after each of its steps."""
+
+    def steps(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[list[Finished]]: ...
+
+
 OpenLLM = Callable[[Config], JobEngine]
+OpenStepped = Callable[[Config], SteppedEngine]
 LOOK = 1 << 16  # bytes looked at in the beginning, the middle and the end of a file
 
 

@@ -20,7 +20,7 @@ from penstock.config import Config
 from penstock.engine.channel import Failed
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import PenstockError
-from penstock.jobs.open_llm import JobEngine, OpenLLM, identity
+from penstock.jobs.open_llm import OpenStepped, SteppedEngine, identity
 from penstock.llm import Finished, Prompt
 
 TURN = 0.1  # seconds after which a turn tells what has ended
@@ -46,13 +46,13 @@ class TurnNews(msgspec.Struct, frozen=True):
 class RayWorker:
     """What the actor runs. Its engine's fault is its own end: Ray tells the driver, which has another one started."""
 
-    def __init__(self, knobs: bytes, open_engine: OpenLLM, step_timeout: float = STEP_TIMEOUT) -> None:
+    def __init__(self, knobs: bytes, open_engine: OpenStepped, step_timeout: float = STEP_TIMEOUT) -> None:
         self._knobs: dict[str, Any] = msgspec.msgpack.decode(knobs)
         self._open = open_engine
         self._watchdog = Watchdog(step_timeout)
         self._waiting: deque[Prompt] = deque()
-        self._samples: Iterator[Finished] = iter(())
-        self._llm: JobEngine | None = None
+        self._steps: Iterator[list[Finished]] = iter(())
+        self._llm: SteppedEngine | None = None
 
     def open(self) -> bytes:
         """Loads the engine. Returns a WorkerHello, or Failed where it can't be loaded by a user's hand."""
@@ -69,7 +69,8 @@ class RayWorker:
         )
 
     def turn(self, given: bytes) -> bytes:
-        """Takes numbered prompts and works for TURN seconds, or until the next sample ends. Returns TurnNews.
+        """Takes numbered prompts and works for TURN seconds, to the end of a step, or until nothing is left. Returns
+        TurnNews.
 
         A generator over the engine stays where it is between two turns; the driver has the next one waiting here before
         this one ends, so that the engine stands still for a millisecond.
@@ -89,11 +90,11 @@ class RayWorker:
         finished: list[Finished] = []
         self._watchdog.began()
         while time.monotonic() < until:
-            ended = next(self._samples, None)
+            ended = next(self._steps, None)
             if ended is not None:
-                finished.append(_plain(ended))
+                finished += map(_plain, ended)
             elif self._waiting:
-                self._samples = iter(self._llm.stream(_Taken(self._waiting), after_step=self._watchdog.stepped))
+                self._steps = self._llm.steps(_Taken(self._waiting), after_step=self._watchdog.stepped)
             else:
                 break
         self._watchdog.idle()

@@ -30,7 +30,7 @@ from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, UsageError
-from penstock.jobs.open_llm import OpenLLM, identity, open_llm
+from penstock.jobs.open_llm import OpenStepped, identity, open_llm
 from penstock.jobs.ray_places import place_workers
 from penstock.jobs.ray_worker import TURN, RayWorker, TurnNews, WorkerHello
 from penstock.llm import Finished, Prompt
@@ -83,7 +83,7 @@ class RayWorkers:
         *,
         address: str | None = None,
         workers: int | None = None,
-        open_engine: OpenLLM = open_llm,
+        open_engine: OpenStepped = open_llm,
         step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         if config.parallel.data_parallel_size > 1:

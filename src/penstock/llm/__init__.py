@@ -27,7 +27,7 @@ from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
 from penstock.llm.between import AT_WORK, CLOSED, BetweenCalls
 from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, ids_of, needed, params_for
 from penstock.llm.label_scorer import LabelScorer
-from penstock.llm.outputs import collect, output_of
+from penstock.llm.outputs import Told, collect, finished_of
 from penstock.request import Delta, Request, RequestOutput, SamplingParams
 from penstock.status_line import Bar
 from penstock.text.chat import check_messages, check_options
@@ -157,13 +157,17 @@ class LLM(BetweenCalls, LabelScorer):
         yielded and the next sample is asked for. What it raises ends the stream.
         """
         # Closed by name: in Python 3.12 a generator that is closed lets go of its own only when it is dropped itself.
-        with closing(self._deltas(prompts, after_step)) as deltas:
-            for delta, asked, prompt in deltas:
-                if asked is None:
-                    yield Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
-                elif delta.finish_reason is not None:
-                    tokens = len(asked.prompt_ids)
-                    yield Finished(key=prompt.key, output=output_of(delta), error=delta.error, prompt_tokens=tokens)
+        with closing(self.steps(prompts, after_step=after_step)) as steps:
+            for ended in steps:
+                yield from ended
+
+    def steps(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object] | None = None
+    ) -> Generator[list[Finished]]:
+        """Gives what `stream` does, a step of the engine at a time, mostly nothing: for who looks up in between."""
+        with closing(self._steps(prompts, after_step)) as steps:
+            for told in steps:
+                yield [finished_of(*each) for each in told if each[1] is None or each[0].finish_reason is not None]
 
     # --- what else it says --------------------------------------------------------------------------------------------
 
@@ -242,12 +246,18 @@ class LLM(BetweenCalls, LabelScorer):
             weakref.finalize(self, self._sandbox.close)
         return self._sandbox
 
-    def _deltas(
-        self, prompts: Iterable[Prompt], after_step: Callable[[], object] | None = None
-    ) -> Generator[tuple[Delta, PendingRequest | None, Prompt]]:
-        """Submits while rows want work, turns the engine, and hands out deltas with their request and prompt.
+    def _deltas(self, prompts: Iterable[Prompt]) -> Generator[Told]:
+        """Yields all deltas, one by one."""
+        with closing(self._steps(prompts)) as steps:
+            for told in steps:
+                yield from told
 
-        A prompt that was refused comes with no request.   after_step: as stream's.
+    def _steps(
+        self, prompts: Iterable[Prompt], after_step: Callable[[], object] | None = None
+    ) -> Generator[list[Told]]:
+        """Submits while rows want work, turns the engine, and hands out a step's deltas with their request and prompt.
+
+        A prompt that was refused comes with no request, before a step.   after_step: as stream's.
         """
         from penstock.engine.interrupts import held_interrupts
 
@@ -259,7 +269,8 @@ class LLM(BetweenCalls, LabelScorer):
         if self._replicas is not None:
             try:
                 with closing(self._replicas.deltas(prompts, self._ids, after_step)) as deltas:
-                    yield from deltas
+                    for told in deltas:
+                        yield [told]
             finally:
                 self._turning.release()
             return
@@ -278,15 +289,14 @@ class LLM(BetweenCalls, LabelScorer):
                             )
                             known[asked.request_id] = asked, prompt
                     except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
-                        yield Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt
+                        yield [(Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt)]
                         continue
                     room -= asked.remaining
                 if not known:
                     return
                 news, stop = self._step()
-                for delta in news:
-                    room += delta.finish_reason is not None
-                    yield delta, *known[delta.request_id]
+                room += sum(delta.finish_reason is not None for delta in news)
+                yield [(delta, *known[delta.request_id]) for delta in news]
                 for delta in news:
                     if not self._client.waits_for(delta.request_id):
                         known.pop(delta.request_id, None)

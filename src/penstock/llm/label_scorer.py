@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.engine.label_scores import label_params, label_probs
 from penstock.errors import UsageError
 from penstock.llm.inputs import Prompt, TextOrIds, needed
+from penstock.llm.outputs import Told
 
 if TYPE_CHECKING:
-    from penstock.engine.client import PendingRequest
-    from penstock.request import Delta
     from penstock.text.tokenizer import Tokenizer
 
 _GENERATES = "this engine generates text: ask one of a model that is made for it"
@@ -56,9 +55,7 @@ class LabelScorer:
 
     _tokenizer: Tokenizer | None
 
-    def _deltas(
-        self, prompts: Iterable[Prompt], after_step: Callable[[], object] | None = None
-    ) -> Generator[tuple[Delta, PendingRequest | None, Prompt]]:
+    def _deltas(self, prompts: Iterable[Prompt]) -> Generator[Told]:
         raise NotImplementedError
 
     def score(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.engine.logprobs import LazyLogprobs
-from penstock.llm.inputs import TextOrIds
+from penstock.llm.inputs import Finished, Prompt, TextOrIds
 from penstock.request import CompletionOutput, Delta, RequestOutput
 
 if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
+
+# What a step says: a delta, its request, None where the prompt was refused, and its prompt.
+Told: TypeAlias = "tuple[Delta, PendingRequest | None, Prompt]"
 
 
 def collect(out: RequestOutput, delta: Delta, asked: PendingRequest | None, prompt: TextOrIds | None) -> None:
@@ -24,6 +27,13 @@ def collect(out: RequestOutput, delta: Delta, asked: PendingRequest | None, prom
     out.error = delta.error or out.error
     if delta.finish_reason is not None:
         out.outputs.append(output_of(delta))
+
+
+def finished_of(delta: Delta, asked: PendingRequest | None, prompt: Prompt) -> Finished:
+    """Returns a sample that has ended, or a prompt that was refused, under its prompt's key."""
+    if asked is None:
+        return Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
+    return Finished(key=prompt.key, output=output_of(delta), error=delta.error, prompt_tokens=len(asked.prompt_ids))
 
 
 def output_of(delta: Delta) -> CompletionOutput:

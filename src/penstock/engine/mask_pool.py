@@ -19,6 +19,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -265,7 +266,7 @@ class MaskPool:
 
     def _start(self) -> None:
         if self._memory < 0:
-            self._memory = os.memfd_create("penstock-masks")
+            self._memory = _shared_memory()
             os.ftruncate(self._memory, self._count * self._each * self._words * 4)
             self._pool = np.frombuffer(mmap.mmap(self._memory, 0), np.int32).reshape(-1, self._words)
         for index, channel in enumerate(self._spawn(self._count)):
@@ -329,6 +330,14 @@ class MaskPool:
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1
+
+
+def _shared_memory() -> int:
+    """Returns the descriptor of a file without a name: of memory alone where the system has that, as Linux."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("penstock-masks")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _held(guide: Guide) -> HeldSample:

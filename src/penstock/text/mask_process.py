@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from penstock.errors import PenstockError
 from penstock.request import StructuredOutputsParams
 from penstock.text.grammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, grammar_text
-from penstock.text.sandbox_process import HEADER, PIECE, frame, missing_of
+from penstock.text.sandbox_process import HEADER, PIECE, ProcessMemory, bound, frame, missing_of
 from penstock.text.tokenizer import Tokenizer
 
 Words = NDArray[np.int32]
@@ -231,8 +231,10 @@ def main() -> int:
     for channel in channels:
         if channel is not mine:
             channel.close()
-    addresses = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (addresses + MEMORY, addresses + MEMORY))
+    bound(resource.RLIMIT_CORE, 0)
+    addresses, _ = ProcessMemory().read()
+    if addresses:
+        bound(resource.RLIMIT_AS, addresses + MEMORY)
     pool: Words = np.frombuffer(mmap.mmap(start.memory, 0), np.int32).reshape(-1, start.words)
     try:
         serve(mine, MaskDesk(compiler, pool))

@@ -157,8 +157,8 @@ def _serve(channel: socket.socket) -> int:
     first = receive(channel)
     if first is None:
         return 0
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_AS, LOADING)
+    bound(resource.RLIMIT_CORE, 0)
+    bound(resource.RLIMIT_AS, LOADING)
     reply = Reply()
     try:
         desk = _Desk(msgspec.msgpack.decode(memoryview(first)[HEADER:], type=SandboxStart))
@@ -190,11 +190,11 @@ class _Desk:
 
         self.limit, self.bounds = start.limit, start.bounds
         self.tokenizer = Tokenizer.load(Path(start.folder), vocab_size=start.vocab_size)
-        self._memory = _Memory()
+        self._memory = ProcessMemory()
         addresses, self._resident = self._memory.read()
         self._seconds = 0  # of processor time, that are allowed
         if addresses:
-            _limit(resource.RLIMIT_AS, addresses + start.bounds.memory + BYTES_A_TOKEN * start.limit)
+            bound(resource.RLIMIT_AS, addresses + start.bounds.memory + BYTES_A_TOKEN * start.limit)
 
     def compile(self) -> None:
         """Raises TokenizerError where no chat can be rendered."""
@@ -248,7 +248,7 @@ class _Desk:
         """Has the kernel end this process once it has taken so many more seconds of processor time, or one more."""
         allowed = int(time.process_time()) + 1 + seconds
         if allowed != self._seconds:  # few jobs see a second of the process's end
-            _limit(resource.RLIMIT_CPU, allowed)
+            bound(resource.RLIMIT_CPU, allowed)
             self._seconds = allowed
 
 
@@ -257,13 +257,13 @@ def _failure(error: PenstockError) -> Failure:
     return Failure(kind, str(error), error.rule if isinstance(error, UsageError) else None, error.param)
 
 
-def _limit(which: int, most: int) -> None:
+def bound(which: int, most: int) -> None:
     """Sets the soft limit, which is what counts; no higher than the hard one that we were started with."""
     hard = resource.getrlimit(which)[1]
     resource.setrlimit(which, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-class _Memory:
+class ProcessMemory:
     """What the process has. To open the system's file for each job would take longer than to render a chat's frame."""
 
     def __init__(self) -> None:

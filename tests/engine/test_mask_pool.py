@@ -104,18 +104,29 @@ def test_a_process_that_dies_costs_its_own_samples(pool: MaskPool) -> None:
     assert all(any(words) for words in _made(pool, again))
 
 
-def test_a_form_whose_process_dies_is_refused(pool: MaskPool) -> None:
+def test_a_form_whose_process_dies_goes_to_another_and_is_refused_then(folder: Path) -> None:
+    pool = MaskPool(folder, VOCABULARY, (END,), processes=1)
     assert pool.compiled(LETTERS).known
-    os.kill(pool._children[0].pid, signal.SIGSTOP)
-    pool._turn = 0
-    form = pool.ask(DIGITS)
-    os.kill(pool._children[0].pid, signal.SIGKILL)
-    while not form.known:
-        pool.look()
-        time.sleep(0.001)
-    with pytest.raises(UsageError, match="the process that compiled it ended"):
-        pool.compiled(DIGITS)
+    os.kill(pool._children[0].pid, signal.SIGKILL)  # which nobody has noticed
+    assert any(_made(pool, _guides(pool, LETTERS, 1))[0])
+    for asked, deaths in ((StructuredOutputsParams(regex="a{2,3}"), 1), (StructuredOutputsParams(regex="b{2,3}"), 2)):
+        os.kill(pool._children[-1].pid, signal.SIGSTOP)
+        form = pool.ask(asked)
+        while form.deaths < deaths:
+            os.kill(pool._children[-1].pid, signal.SIGKILL)
+            before = form.deaths
+            while form.deaths == before:
+                pool.look()
+                time.sleep(0.001)
+            if form.deaths < deaths:
+                os.kill(pool._children[-1].pid, signal.SIGSTOP)
+        if deaths == 1:
+            assert pool.compiled(asked).refusal is None
+        else:
+            with pytest.raises(UsageError, match="the processes that compiled it ended"):
+                pool.compiled(asked)
     assert any(_made(pool, _guides(pool, LETTERS, 2))[0])
+    pool.close()
 
 
 def test_few_forms_are_kept(pool: MaskPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,19 +40,22 @@ KEPT = 512  # forms
 KEPT_BYTES = 16 * 2**20  # of their texts together; compiled they take a few times as much
 PLACES = 16_384  # samples that have a state; of memory only what was written is taken
 PROCESSES = max(1, min(14, (os.cpu_count() or 1) - 2))
+DEADLY = "structured_outputs cannot be served: the processes that compiled it ended"
 _NAP = 1e-4  # seconds between two looks at the sockets
 _ALONE = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}  # it forks, so it has no threads
 
 
 @dataclass(slots=True, eq=False)
 class Form:
-    """A form, whatever it came to. known: whether it was compiled or refused. processes: those that have it."""
+    """A form, whatever it came to. known: whether it was compiled or refused. processes: those that have it. deaths: of
+    processes that were compiling it."""
 
     number: int
     asked: StructuredOutputsParams
     known: bool = False
     refusal: str | None = None
     processes: set[int] = field(default_factory=set)
+    deaths: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +110,7 @@ class MaskPool:
 
     def ask(self, asked: StructuredOutputsParams) -> Form:
         """Returns a form: the one that is kept, else a new one, which is compiled from now on."""
+        self.look()  # at deaths while nothing was asked
         key = msgspec.msgpack.encode(asked)
         form = self._forms.get(key)
         if form is None:
@@ -301,8 +305,8 @@ class MaskPool:
         return [ours for ours, _ in pairs]
 
     def _bury(self, process: _Process) -> None:
-        """A process has died: its samples end, and forms that it was compiling are refused. Another takes its place
-        when one is asked for."""
+        """A process has died: its samples end, and forms that it was compiling go to another, or are refused where that
+        is the second time. Another takes its place when one is asked for."""
         process.died = True
         self._poll.unregister(process.channel)
         process.channel.close()
@@ -313,12 +317,15 @@ class MaskPool:
                 self._fail(guide)
         process.places += [held.place for held in process.samples.values()]
         process.samples.clear()
-        for number in process.compiling:
-            form = self._by_number.pop(number)
-            form.known, form.refusal = True, "structured_outputs cannot be served: the process that compiled it ended"
-        process.compiling.clear()
         for form in self._forms.values():
             form.processes.discard(process.index)
+        forms, process.compiling = [self._by_number.pop(number) for number in process.compiling], set()
+        for form in forms:
+            form.deaths += 1
+            if form.deaths == 1:
+                self._compile(form)
+            else:
+                form.known, form.refusal = True, DEADLY
 
     def close(self) -> None:
         """Ends the processes. Idempotent."""

@@ -107,7 +107,9 @@ def test_a_process_that_dies_costs_its_own_samples(pool: MaskPool) -> None:
 def test_a_form_whose_process_dies_goes_to_another_and_is_refused_then(folder: Path) -> None:
     pool = MaskPool(folder, VOCABULARY, (END,), processes=1)
     assert pool.compiled(LETTERS).known
-    os.kill(pool._children[0].pid, signal.SIGKILL)  # which nobody has noticed
+    (first,) = pool._children
+    first.kill()
+    first.wait()  # it has gone, and nobody has looked yet
     assert any(_made(pool, _guides(pool, LETTERS, 1))[0])
     for asked, deaths in ((StructuredOutputsParams(regex="a{2,3}"), 1), (StructuredOutputsParams(regex="b{2,3}"), 2)):
         os.kill(pool._children[-1].pid, signal.SIGSTOP)

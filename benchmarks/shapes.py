@@ -343,10 +343,16 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     names = [work.name for work in works_of("tiny")]
     parser.add_argument("--work", action="append", choices=names, help="again for several; left out: all")
     parser.add_argument("--seconds", type=float, default=30.0, help="a work's longest; it is cut then")
+    parser.add_argument("--no-profile", dest="profile", action="store_false", help="no parts of a step")
+    return with_model(parser, words)
+
+
+def with_model(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.Namespace:
+    """Reads words with the options of a model and its work beside the parser's own, `--out` among them. Makes the
+    folder; `knobs` are the engine's by name."""
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
     parser.add_argument("--problems", help="as `penstock monkeys` takes them; left out: the demo's")
     parser.add_argument("--shots", help="where examples come from; left out: the other problems")
-    parser.add_argument("--no-profile", dest="profile", action="store_false", help="no parts of a step")
     parser.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE", help="one of the engine's; again")
     options = parser.parse_args(words)
     pairs = [knob.partition("=") for knob in options.knob]

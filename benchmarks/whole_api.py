@@ -34,7 +34,7 @@ import msgspec
 from random_model import SHAPES, Shape, write_model
 from random_schemas import long_schema, made_schemas
 from random_tokenizer import rare_pair
-from shapes import SEED, STOP_SHARE, Work, params_of, prompts_of, works_of
+from shapes import SEED, STOP_SHARE, Work, params_of, prompts_of, with_model, works_of
 
 from penstock import SamplingParams, StructuredOutputsParams
 from penstock.errors import PenstockError
@@ -359,15 +359,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("whole-api-out"), help="folder for models and results.json")
     parser.add_argument("--shape", default="llama-3.2-1b", choices=SHAPES)
     parser.add_argument("--part", action="append", choices=PARTS, help="again for several; left out: all")
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
-    parser.add_argument("--problems", help="as `penstock monkeys` takes them; left out: the demo's")
-    parser.add_argument("--shots", help="where examples come from; left out: the other problems")
-    parser.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE", help="one of the engine's; again")
-    options = parser.parse_args(words)
-    pairs = [knob.partition("=") for knob in options.knob]
-    options.knobs = {name: json.loads(text) if text[:1].isdigit() else text for name, _, text in pairs}
-    options.out.mkdir(parents=True, exist_ok=True)
-    return options
+    return with_model(parser, words)
 
 
 def main(words: list[str] | None = None) -> int:

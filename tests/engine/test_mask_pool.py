@@ -136,11 +136,28 @@ def test_few_forms_are_kept(pool: MaskPool, monkeypatch: pytest.MonkeyPatch) -> 
     before = _guides(pool, LETTERS, 1)
     letters = pool.compiled(LETTERS)
     pool.compiled(DIGITS)
-    assert not letters.processes
+    assert not any(letters.number in process.forms for process in pool.processes)
     late = MaskPool.factory(pool, SamplingParams(structured_outputs=DIGITS))
     pool.compiled(LETTERS)
     digits = [Guide(late(0), np.full(WORDS, -1, np.int32))]  # of a form that was let go meanwhile
     assert _made(pool, before) != _made(pool, digits)
+
+
+def test_a_form_that_was_let_go_is_handed_to_the_next_process_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mask_pool, "KEPT", 1)
+    pool = MaskPool(folder, VOCABULARY, (END,), processes=1)
+    late = MaskPool.factory(pool, SamplingParams(structured_outputs=DIGITS))
+    pool.compiled(LETTERS)
+    for _ in range(2):  # the second time of another process, the first having died
+        guide = Guide(late(0), np.full(WORDS, -1, np.int32))
+        assert any(_made(pool, [guide])[0])
+        pool.end([guide])
+        pool._children[-1].kill()
+        pool._children[-1].wait()
+        pool.look()
+    pool.close()
 
 
 def test_slow_samples_come_last(compiler: GrammarCompiler) -> None:

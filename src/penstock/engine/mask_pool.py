@@ -13,6 +13,7 @@ It knows processes and places; no rows.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import select
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -47,14 +48,13 @@ _ALONE = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}  # it 
 
 @dataclass(slots=True, eq=False)
 class Form:
-    """A form, whatever it came to. known: whether it was compiled or refused. processes: those that have it. deaths: of
-    processes that were compiling it."""
+    """A form, whatever it came to. known: whether it was compiled or refused. deaths: of processes that were compiling
+    it."""
 
     number: int
     asked: StructuredOutputsParams
     known: bool = False
     refusal: str | None = None
-    processes: set[int] = field(default_factory=set)
     deaths: int = 0
 
 
@@ -79,6 +79,7 @@ class _Process:
 
     def connect(self, channel: socket.socket) -> None:
         self.channel, self.frames, self.died = channel, Frames(channel), False
+        self.forms: set[int] = set()  # that it was handed
 
     def send(self, word: msgspec.Struct) -> None:
         if not self.died:
@@ -97,7 +98,8 @@ class MaskPool:
         self._words, self._each = -(-vocab_size // 32), places // processes
         self._forms: OrderedDict[bytes, Form] = OrderedDict()
         self._by_number: dict[int, Form] = {}  # that are being compiled
-        self._bytes = self._number = self._turn = 0
+        self._bytes = self._turn = 0
+        self._numbers = itertools.count(1)  # of forms and samples
         self.processes: list[_Process] = []
         self._children: list[subprocess.Popen[bytes]] = []
         self._making: dict[int, Guide] = {}
@@ -114,7 +116,7 @@ class MaskPool:
         key = msgspec.msgpack.encode(asked)
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = Form(self._next_number(), asked)
+            form = self._forms[key] = Form(next(self._numbers), asked)
             self._bytes += len(key)
             self._compile(form)
         self._forms.move_to_end(key)
@@ -126,7 +128,7 @@ class MaskPool:
         """Returns a form when it is known. Raises UsageError where it cannot be served."""
         form = self.ask(asked)
         while not form.known:
-            self._look(_NAP)
+            self.look(_NAP)
         if form.refusal is not None:
             raise UsageError(form.refusal, param="structured_outputs", rule=form.refusal)
         return form
@@ -159,16 +161,17 @@ class MaskPool:
     def _hand(self, form: Form, process: _Process) -> None:
         if process.died:
             process.connect(*self._spawn(1))
-        form.processes.add(process.index)
+        process.forms.add(form.number)
         process.send(Compile(form.number, form.asked))
 
     def _drop(self) -> None:
         """Lets go of the form that was asked for longest ago; samples that have begun keep what they need."""
         key, form = self._forms.popitem(last=False)
         self._bytes -= len(key)
-        for index in form.processes:
-            self.processes[index].send(End(grammars=(form.number,)))
-        form.processes.clear()
+        for process in self.processes:
+            if form.number in process.forms:
+                process.forms.discard(form.number)
+                process.send(End(grammars=(form.number,)))
 
     @property
     def held(self) -> int:
@@ -182,10 +185,10 @@ class MaskPool:
     ) -> HeldSample:
         """Begins a sample in the process that has the fewest; where none can be started it is lost. Raises EngineError
         where there are too many."""
-        process, number = max(self.processes, key=lambda each: len(each.places)), self._next_number()
+        process, number = max(self.processes, key=lambda each: len(each.places)), next(self._numbers)
         if not process.places:
             raise EngineError(f"more than {self._each * self._count} samples are held to forms: ask for fewer at once")
-        if process.index not in form.processes:
+        if process.died or form.number not in process.forms:
             try:
                 self._hand(form, process)
             except CapacityError:
@@ -212,7 +215,7 @@ class MaskPool:
     def wait(self, seconds: float) -> int:
         until = time.monotonic() + seconds
         while self._making and (left := until - time.monotonic()) >= 0:
-            self._look(min(_NAP, left))
+            self.look(min(_NAP, left))
         return len(self._making)
 
     def end(self, guides: Sequence[Guide]) -> None:
@@ -230,17 +233,9 @@ class MaskPool:
         """A mask of no token, which ends the sample with an error."""
         guide.made([], np.zeros(self._words, np.int32))
 
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number
-
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Takes in what has come."""
-        self._look(0.0)
-
-    def _look(self, seconds: float) -> None:
+    def look(self, seconds: float = 0.0) -> None:
         """Takes in what has come; where that is nothing, sleeps so long."""
         heard = self._poll.poll(0)
         by_descriptor = {process.channel.fileno(): process for process in self.processes} if heard else {}
@@ -317,8 +312,6 @@ class MaskPool:
                 self._fail(guide)
         process.places += [held.place for held in process.samples.values()]
         process.samples.clear()
-        for form in self._forms.values():
-            form.processes.discard(process.index)
         forms, process.compiling = [self._by_number.pop(number) for number in process.compiling], set()
         for form in forms:
             form.deaths += 1

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.engine.mask_patience import MaskPatience
 from penstock.engine.mask_pool import MaskPool
 from penstock.engine.pace import StepPace
 from penstock.engine.roofline import RooflineGauge
@@ -24,7 +25,6 @@ from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, Runner, StepPlan
 from penstock.shared_weights import WeightsSource
 
 _LOOK = 2e-4  # seconds between two looks at masks that a late draw waits for
-_SOONER, _LATER = 0.85, 1.15  # by which the patience for masks moves, so that the device meets its draw without a pause
 LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
 FIRST_WEIGHTS = "default"  # the version of those that an engine is opened with
 
@@ -61,7 +61,7 @@ class Engine:
         self.scheduler, self.runner, self.steps_ahead, self.limit = scheduler, runner, steps_ahead, limit
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
         self._late: tuple[StepPlan, Flight] | None = None  # a step whose draw is still to be launched; its forward
-        self._patience = 1e-3  # seconds that a late draw waits for masks, at most
+        self._patience = MaskPatience()
         self._rate, self._pace = _Rate(), StepPace()
         self.completed = 0  # steps that were launched and read
         self.broken = False  # an exception left the middle of a step: the columns are not to be trusted any more
@@ -136,18 +136,19 @@ class Engine:
         return plan is not None
 
     def _draw(self, plan: StepPlan, forward: Flight) -> None:
-        """Launches the draw of a step when its masks are there, or so early that the device, which runs the forward,
-        comes to it without a pause: what is late then sits out, so that no other row waits."""
-        until = time.monotonic() + self._patience
-        while missing := self.scheduler.await_masks(_LOOK):
-            if time.monotonic() >= until and (missing < plan.rows.size or forward.ready()):
+        """Launches the draw of a step when its masks are there, or waiting on doesn't pay: what is late then sits out.
+        A step with no mask at all waits for one, or for its forward."""
+        missing, rows = self.scheduler.await_masks(0.0), plan.rows.size
+        self._patience.begin(time.monotonic(), rows, missing)
+        while missing and (missing := self.scheduler.await_masks(_LOOK)):
+            goes_on = self._patience.goes_on(time.monotonic(), missing)
+            if not goes_on and (missing < rows or forward.ready()):
                 break
         self.broken = True
         self.flights.append((plan, self.runner.draw(self.scheduler.draw(plan))))
         self._late = None
         self.broken = False
-        if missing:  # else nothing was cut short
-            self._patience *= _SOONER if forward.ready() else _LATER
+        self._patience.ended(missing, forward.ready())
 
     def _read(self) -> Deltas:
         """Waits for the oldest flight and takes it in."""

@@ -10,11 +10,14 @@ rows and their columns; no plans.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.execute.kv_cache import zeros
-from penstock.execute.rank_sampler import NOBODY, Asking, RankSampler
+from penstock.execute.rank_sampler import NOBODY, Asking, RankSampler, say
+from penstock.execute.staging import to_device
 from penstock.kernels.inputs import Queries
 from penstock.kernels.ops import RowOps
 from penstock.kernels.reference.label_logprobs import label_logprobs
@@ -23,6 +26,7 @@ from penstock.models.decoder import Decoder
 from penstock.request import MAX_LOGPROBS
 from penstock.row_table import WANTS_ADJUST, WANTS_ANY, WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 
+Int32 = NDArray[np.int32]
 BIAS_POOL = 1 << 18  # biases of all rows that graphs know the place of; more of them move to a larger pool
 
 
@@ -48,6 +52,7 @@ class DeviceSampler:
         self.bias_values = torch.zeros(BIAS_POOL, dtype=torch.float32, device=device)
         # [slots, W]: bit t % 32 of word t // 32 set: token t may come. Graphs know its place: it never moves.
         self.masks = zeros((mask_slots, -(-vocabulary // 32)), torch.int32, device)
+        self.forced = torch.full((capacity,), -1, dtype=torch.int32, device=device)  # a query's token; -1: it is drawn
         self._drawn = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.sampled_ids = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.chosen = torch.zeros(capacity, dtype=torch.float32, device=device)
@@ -64,6 +69,11 @@ class DeviceSampler:
         self.bias_ids[first:last].copy_(ids)
         self.bias_values[first:last].copy_(values)
 
+    def force(self, queries: NDArray[np.int64], tokens: Int32) -> None:
+        """Has these queries say these tokens in the next draw that `forces`, and no others."""
+        self.forced.fill_(-1)
+        self.forced[to_device(queries, self.forced.device)] = to_device(tokens, self.forced.device)
+
     def launch(
         self,
         row_ids: Tensor,
@@ -73,13 +83,14 @@ class DeviceSampler:
         wants: int,
         most: int = 0,
         asking: Asking = NOBODY,
+        forces: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """row_ids [S] int32 and positions [S] of queries, hidden [S or more, d] -> sampled_ids[:S], and with
         WANTS_LOGPROBS chosen[:S], rank[:S].
 
         wants: what any of the rows may ask for. most: of how many of the most likely tokens to tell; what is known of
-        them is given, ids and logprobs [S, most]. asking: which queries say what is
-        forced, and, where ranks share a vocabulary, which ask.
+        them is given, ids and logprobs [S, most]. asking: where ranks share a vocabulary, which queries ask. forces:
+        some say what `force` was told.
         """
         count = row_ids.shape[0]
         device = hidden.device
@@ -88,8 +99,9 @@ class DeviceSampler:
         for first in range(0, count, self.slice_rows):
             last = min(first + self.slice_rows, count)
             part = slice(first, last)
-            some = asking.within(first, last)
-            self._slice(row_ids[part], position[part], hidden[part], first, wants, most, ids[part], top[part], some)
+            some, forced = asking.within(first, last), self.forced[part] if forces else None
+            told = ids[part], top[part]
+            self._slice(row_ids[part], position[part], hidden[part], first, wants, most, told, some, forced)
         self._ops.advance(row_ids, queries, self._drawn[:count], self._rows, self.sampled_ids[:count])
         return ids, top
 
@@ -101,9 +113,9 @@ class DeviceSampler:
         first: int,
         wants: int,
         most: int,
-        ids: Tensor,
-        top: Tensor,
+        told: tuple[Tensor, Tensor],
         asking: Asking,
+        forced: Tensor | None,
     ) -> None:
         ops, rows, last = self._ops, self._rows, first + row_ids.shape[0]
         logits = self._model.logits(hidden)
@@ -112,21 +124,20 @@ class DeviceSampler:
             biases = self.bias_ids, self.bias_values
             part = self._model.vocabulary
             ops.adjust(logits, row_ids, position, rows, self._slot_token, *biases, self.masks, scratch, part)
+        out = (self.chosen[first:last], self.rank[first:last], *told)
         if self._ranks is not None:
-            out = (self.chosen[first:last], self.rank[first:last], ids, top)
-            self._ranks.draw(logits, row_ids, position, drawn, adjusts, asking, out)
+            self._ranks.draw(logits, row_ids, position, drawn, adjusts, asking, forced, out)
             if wants & WANTS_LABELS:
-                told = self.chosen[first:last], ids, top
-                label_logprobs(logits, row_ids, rows, self.bias_ids, drawn, told, self._model.vocabulary)
+                labels = self.chosen[first:last], *told
+                label_logprobs(logits, row_ids, rows, self.bias_ids, drawn, labels, self._model.vocabulary)
             return
         filters = bool(wants & WANTS_FILTER)
         ops.sample_rows(logits, row_ids, position, rows, scratch, drawn, filters=filters, adjusts=adjusts)
-        asking.force(drawn)
+        say(forced, drawn)
         if wants & WANTS_LOGPROBS:
-            out = (self.chosen[first:last], self.rank[first:last], ids, top)
             ops.logprobs_rows(logits, row_ids, rows, drawn, most, scratch, out)
         if wants & WANTS_LABELS:
-            label_logprobs(logits, row_ids, rows, self.bias_ids, drawn, (self.chosen[first:last], ids, top))
+            label_logprobs(logits, row_ids, rows, self.bias_ids, drawn, (self.chosen[first:last], *told))
 
 
 def _longer(pool: Tensor, size: int) -> Tensor:

@@ -26,7 +26,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.execute import packing
 from penstock.execute.device_sampler import EVERY, MOST, PLAIN, DeviceSampler
 from penstock.execute.executor import Outcome
-from penstock.execute.graphs import Captured, Graphs
+from penstock.execute.graphs import Graphs
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.padding import CHUNK_GRAPHS, EXACT, PADDED, chunk_capacity
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
@@ -42,7 +42,7 @@ from penstock.row_table import WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 from penstock.schedule.step import Chunks, Int32, Joins, LateMasks, StepPlan
 
 _NO_TOKENS = torch.empty(0, dtype=torch.int32)
-_Forwarded = tuple[StepPlan, int, Tensor, Captured | None]  # plan, what its rows run as, hidden states, its graphs
+_Forwarded = tuple[StepPlan, int, Tensor]  # plan, what its rows run as, hidden states
 
 
 @dataclass(slots=True)
@@ -107,7 +107,8 @@ class DeviceStep:
 
         No rows may live yet: it runs dead ones.
         """
-        hidden = torch.zeros(max(sizes), self.model.config.hidden_size, dtype=self.model.dtype, device=self.rows.device)
+        rows, width = self.sizes.rows(self.max_rows), self.model.config.hidden_size
+        hidden = torch.zeros(rows, width, dtype=self.model.dtype, device=self.rows.device)
         self.staging.rows.fill_(self.max_rows)
         self.graphs = Graphs(hidden)
         self.graphs.capture(sizes, grouping, self.launch_forward, self._draw_for_graph, room)
@@ -137,30 +138,31 @@ class DeviceStep:
             launch()
         if not rows and chunks is None:
             return Outcome(_NO_TOKENS)
-        grouped, captured = bool(plan.group_length.size), None
-        if self.graphs is not None and size in self.graphs.by_size and (chunks is None or tokens):
-            captured, hidden = self.graphs.by_size[size], self.graphs.hidden
-            if chunks is not None:
-                self._replay_chunk(chunks, tokens)
-            elif captured.whole is not None and not grouped and not plan.wants:
-                captured.whole.replay()
-                return Outcome(self.draw.sampled_ids[:rows])
-            else:
-                captured.forward[grouped].replay()
-        else:
+        grouped, graphs = bool(plan.group_length.size), self.graphs
+        if graphs is not None and chunks is not None and tokens:
+            hidden = self._replay_chunk(graphs, chunks, tokens)
+        elif graphs is None or chunks is not None:
             hidden = self.launch_forward(size, grouped, chunks, plan.group_length.size)
-        self._forwarded = plan, size, hidden, captured
+        elif not grouped and not plan.wants and (whole := graphs.whole(size)) is not None:
+            whole.replay()
+            return Outcome(self.draw.sampled_ids[:rows])
+        elif (graph := graphs.forward(size, grouped, self.launch_forward)) is not None:
+            graph.replay()
+            hidden = graphs.hidden
+        else:
+            hidden = self.launch_forward(size, grouped)
+        self._forwarded = plan, size, hidden
         return Outcome(_NO_TOKENS) if plan.draws_late else self.end()
 
     def end(self, late: LateMasks | None = None) -> Outcome:
         """Launches the draw of the step whose forward was launched last, and gives what that step leaves."""
         assert self._forwarded is not None, "no forward waits for its draw"
-        (plan, size, hidden, captured), self._forwarded = self._forwarded, None
+        (plan, size, hidden), self._forwarded = self._forwarded, None
         outcome, rows = Outcome(_NO_TOKENS), plan.query_rows.size
         if late is not None:
             self._take_late(plan, late)
         if rows:
-            outcome.logprobs = self._drawn(plan, size, hidden, captured, late)
+            outcome.logprobs = self._drawn(plan, size, hidden, late is not None and late.forced.size > 0)
             outcome.tokens = self.draw.sampled_ids[:rows]
         if plan.chunks is not None and (plan.chunks.prompt_logprobs >= 0).any():
             outcome.prompt_logprobs = self.scorer.score(hidden[size:], plan.chunks)
@@ -172,8 +174,12 @@ class DeviceStep:
         if late.slots.size:
             slots = to_device(late.slots.astype(np.int64), device)
             self.draw.masks.index_copy_(0, slots, to_device(late.words, device))
-        out = np.flatnonzero(np.isin(plan.query_rows, late.sit_out))
-        if out.size:
+        if late.forced.size:
+            self.draw.force(late.forced, late.tokens)
+        if late.sit_out.size:
+            sits = np.zeros(self.max_rows + 1, np.bool_)
+            sits[late.sit_out] = True
+            out = np.flatnonzero(sits.take(plan.query_rows))
             self.staging.rows.index_fill_(0, to_device(out, device), self.max_rows)
             self.staging.forget()
 
@@ -195,13 +201,13 @@ class DeviceStep:
             return 0
         return min((t for t in self.graphs.by_tokens if t > chunks.tokens.size), default=0)
 
-    def _replay_chunk(self, chunks: PrefillInputs, tokens: int) -> None:
-        assert self.graphs is not None
+    def _replay_chunk(self, graphs: Graphs, chunks: PrefillInputs, tokens: int) -> Tensor:
         mine, width = self._one_chunk, chunks.block_table.shape[1]
         mine.start.copy_(chunks.start)
         mine.context.copy_(chunks.context)
         mine.block_table[:, :width].copy_(chunks.block_table)
-        self.graphs.by_tokens[tokens].replay()
+        graphs.by_tokens[tokens].replay()
+        return graphs.hidden
 
     def _changes(self, plan: StepPlan) -> list[Callable[[], object]]:
         """Stages what the plan changes before the forward -> the launches that take it in, in order, for after send."""
@@ -285,19 +291,18 @@ class DeviceStep:
         return Queries(self.staging.offset[:size], self.staging.draft[:size])
 
     def launch_draw(
-        self, size: int, hidden: Tensor, wants: int, most: int = 0, asking: Asking = NOBODY
+        self, size: int, hidden: Tensor, wants: int, most: int = 0, asking: Asking = NOBODY, forces: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Draws for the step's queries, and takes what was drawn into the rows: as `DeviceSampler.launch`."""
-        position = self.columns.positions[:size]
-        return self.draw.launch(self.staging.rows[:size], self.queries(size), position, hidden, wants, most, asking)
+        ids, queries, position = self.staging.rows[:size], self.queries(size), self.columns.positions[:size]
+        return self.draw.launch(ids, queries, position, hidden, wants, most, asking, forces)
 
-    def _draw_for_graph(self, size: int, hidden: Tensor, every: bool) -> None:
-        self.launch_draw(size, hidden, EVERY if every else PLAIN)
+    def _draw_for_graph(self, size: int, hidden: Tensor, every: bool, forces: bool) -> None:
+        self.launch_draw(size, hidden, EVERY if every else PLAIN, forces=forces)
 
-    def _drawn(
-        self, plan: StepPlan, size: int, hidden: Tensor, captured: Captured | None, late: LateMasks | None
-    ) -> Logprobs | None:
-        """Draws a token for each row into `sampled_ids`, and takes it into the rows."""
+    def _drawn(self, plan: StepPlan, size: int, hidden: Tensor, forces: bool) -> Logprobs | None:
+        """Draws a token for each row into `sampled_ids`, and takes it into the rows. forces: some queries' are
+        known."""
         where, k = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if plan.wants & WANTS_LOGPROBS:
             where = np.flatnonzero(self.asked.wants[plan.query_rows] & WANTS_LOGPROBS)
@@ -307,15 +312,16 @@ class DeviceStep:
         asking = NOBODY
         if self.model.vocabulary is not None and plan.wants & (WANTS_FILTER | WANTS_LOGPROBS):
             filters = np.flatnonzero(self.asked.wants[plan.query_rows] & WANTS_FILTER)
-            asking = replace(asking, filters=filters, logprobs=where)
-        if late is not None and late.forced.size:
-            asking = replace(asking, forced=late.forced, tokens=late.tokens)
+            asking = Asking(filters=filters, logprobs=where)
         ids = top = self.draw.nothing
-        if captured is not None and not most and asking is NOBODY and not (every and self.draw.pool_moved):
-            captured.draw[every].replay()
+        graph, fits = None, not most and asking is NOBODY and not (every and self.draw.pool_moved)
+        if self.graphs is not None and hidden is self.graphs.hidden and fits:
+            graph = self.graphs.draw(size, every, forces, self._draw_for_graph)
+        if graph is not None:
+            graph.replay()
         else:
             wants = (EVERY if every else PLAIN) | plan.wants & WANTS_LABELS if self.ops.compiled else plan.wants
-            ids, top = self.launch_draw(size, hidden, wants, most, asking)
+            ids, top = self.launch_draw(size, hidden, wants, most, asking, forces)
         if not where.size:
             return None
         return Logprobs(where, k, self.draw.chosen[:rows], self.draw.rank[:rows], ids[:rows], top[:rows], where)

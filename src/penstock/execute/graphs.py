@@ -1,11 +1,13 @@
-"""Graphs: decode steps captured once, at start, and replayed. CUDA alone.
+"""Graphs: decode steps captured once and replayed. CUDA alone.
 
-    for each size, the largest first (the smaller ones fit into its memory):
+    at start, for each size up to GRAPH_ROWS, the largest first (the smaller ones fit into its memory):
         forward of rows that stand alone    forward with prefix groups    plain draw    draw with all that rows may ask
     for the smallest: a plain step in one        for one row with a prompt's chunk, by tokens: forward
+    at work, when a step comes the second time: those of larger sizes, and draws that say forced tokens
 
 All share one memory pool. Capturing stops when its time or its memory is used up: larger sizes were captured first, so
-what is missing then is filled by the next larger graph; sizes are therefore captured coarse ones first.
+what is missing then is filled by the next larger graph; sizes are therefore captured coarse ones first. A capture at
+work takes little longer than the launches that it stands for.
 It knows how to launch a step of a size, and replays it; nothing of what is in it.
 """
 
@@ -22,6 +24,10 @@ from torch import Tensor
 from penstock.execute.padding import WHOLE_ROWS
 
 CAPTURE_SECONDS = 6.0
+SPARE_BYTES = 1 << 30  # that a capture at work leaves free, beside what the largest step takes
+
+Forward = Callable[[int, bool], Tensor]  # size, with prefix groups -> hidden states
+Draw = Callable[[int, Tensor, bool, bool], None]  # size, hidden states, of all that rows may ask, with forced tokens
 
 
 @dataclass(slots=True)
@@ -29,7 +35,7 @@ class Captured:
     """The graphs of one size."""
 
     forward: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)  # with prefix groups or without
-    draw: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)  # of rows that ask for more, or plain
+    draw: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = field(default_factory=dict)  # as Draw's two last
     whole: torch.cuda.CUDAGraph | None = None  # forward of rows that stand alone, and plain draw
 
 
@@ -39,19 +45,13 @@ class Graphs:
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
         self.by_size: dict[int, Captured] = {}
+        self._met: set[tuple[int | str, ...]] = set()  # steps without a graph that came once
         self.by_tokens: dict[int, torch.cuda.CUDAGraph] = {}  # of one row and a chunk
         self._sizes: list[int] = []  # in order
         self.seconds, self.bytes = 0.0, 0
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(
-        self,
-        sizes: Sequence[int],
-        grouping: bool,
-        forward: Callable[[int, bool], Tensor],
-        draw: Callable[[int, Tensor, bool], None],
-        room: int | None,
-    ) -> None:
+    def capture(self, sizes: Sequence[int], grouping: bool, forward: Forward, draw: Draw, room: int | None) -> None:
         """Captures each step without running it. Kernels are compiled and loaded before (`warm`), or now.
 
         room: bytes that graphs may take. None: other ranks capture the same sizes, and no clock or memory of this one's
@@ -64,11 +64,11 @@ class Graphs:
                 break
             captured = Captured()
             for grouped in (False, True) if grouping and size > 1 else (False,):
-                captured.forward[grouped] = self._one(lambda: self._forward(size, grouped, forward))  # noqa: B023
+                captured.forward[grouped] = self._one_forward(size, grouped, forward)
             for every in (False, True):
-                captured.draw[every] = self._one(lambda: draw(size, self.hidden[:size], every))  # noqa: B023
+                captured.draw[every, False] = self._one_draw(size, every, False, draw)
             if size <= WHOLE_ROWS:
-                captured.whole = self._one(lambda: draw(size, forward(size, False), False))  # noqa: B023
+                captured.whole = self._one(lambda: draw(size, forward(size, False), False, False))  # noqa: B023
             self.by_size[size] = captured
             insort(self._sizes, size)
         torch.cuda.current_stream().synchronize()
@@ -83,8 +83,37 @@ class Graphs:
         at = bisect_left(self._sizes, rows)
         return self._sizes[at] if at < len(self._sizes) else None
 
-    def _forward(self, size: int, grouped: bool, forward: Callable[[int, bool], Tensor]) -> None:
-        self.hidden[:size].copy_(forward(size, grouped))
+    def whole(self, size: int) -> torch.cuda.CUDAGraph | None:
+        """Returns the graph of a plain step of the smallest sizes, None of others."""
+        return self.by_size[size].whole if size in self.by_size else None
+
+    def forward(self, size: int, grouped: bool, launch: Forward) -> torch.cuda.CUDAGraph | None:
+        """Returns a forward's graph, captured now if it is due; None where its launches are to go out one by one."""
+        there = self.by_size.setdefault(size, Captured()).forward
+        if grouped not in there and self._comes_again(size, "forward", grouped):
+            there[grouped] = self._one_forward(size, grouped, launch)
+        return there.get(grouped)
+
+    def draw(self, size: int, every: bool, forces: bool, launch: Draw) -> torch.cuda.CUDAGraph | None:
+        """Returns a draw's graph, captured now if it is due; None where its launches are to go out one by one."""
+        there = self.by_size.setdefault(size, Captured()).draw
+        if (every, forces) not in there and self._comes_again(size, "draw", every, forces):
+            there[every, forces] = self._one_draw(size, every, forces, launch)
+        return there.get((every, forces))
+
+    def _comes_again(self, *step: int | str) -> bool:
+        """Whether a step is to be captured: it came before, and there is room. One that comes once isn't worth it."""
+        if step not in self._met:
+            self._met.add(step)
+            return False
+        largest = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        return torch.cuda.mem_get_info()[0] > largest + SPARE_BYTES
+
+    def _one_forward(self, size: int, grouped: bool, launch: Forward) -> torch.cuda.CUDAGraph:
+        return self._one(lambda: self.hidden[:size].copy_(launch(size, grouped)))
+
+    def _one_draw(self, size: int, every: bool, forces: bool, launch: Draw) -> torch.cuda.CUDAGraph:
+        return self._one(lambda: launch(size, self.hidden[:size], every, forces))
 
     def _one(self, launches: Callable[[], object]) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph collects garbage and empties caches around each capture: 50 ms, some hundred times.

@@ -28,40 +28,33 @@ from penstock.kernels.row_state import RowState
 from penstock.row_table import WANTS_ADJUST
 
 Where = NDArray[np.int64]
-Int32 = NDArray[np.int32]
 _NONE: Where = np.zeros(0, np.int64)
-_NO_TOKENS: Int32 = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Which queries of a step, or of a slice of it, ask for filters and for logprobs, and which say a token that is
-    forced: tokens, one for each."""
+    """Which queries of a step, or of a slice of it, ask for filters and for logprobs."""
 
     filters: Where
     logprobs: Where
-    forced: Where
-    tokens: Int32
 
     def within(self, first: int, last: int) -> Asking:
         """Returns those from `first` to `last`, counted from `first`."""
-        filters, logprobs, forced = (_inside(each, first, last) for each in (self.filters, self.logprobs, self.forced))
-        tokens = self.tokens[(self.forced >= first) & (self.forced < last)]
-        return Asking(filters, logprobs, forced, tokens)
-
-    def force(self, drawn: Tensor) -> None:
-        """Puts forced tokens in the place of drawn ones [n], but of rows that are done, or whose logits are not
-        finite."""
-        if self.forced.size:
-            where, tokens = (to_device(each, drawn.device) for each in (self.forced, self.tokens))
-            drawn[where] = torch.where(drawn[where] >= 0, tokens, drawn[where])
+        return Asking(_inside(self.filters, first, last), _inside(self.logprobs, first, last))
 
 
 def _inside(where: Where, first: int, last: int) -> Where:
     return where[(where >= first) & (where < last)] - first
 
 
-NOBODY = Asking(_NONE, _NONE, _NONE, _NO_TOKENS)
+NOBODY = Asking(_NONE, _NONE)
+
+
+def say(forced: Tensor | None, drawn: Tensor) -> None:
+    """Puts forced tokens [n], -1 where there is none, in the place of drawn ones [n], but of rows that are done, or
+    whose logits are not finite."""
+    if forced is not None:
+        drawn.copy_(torch.where((forced >= 0) & (drawn >= 0), forced, drawn))
 
 
 @dataclass(slots=True)
@@ -81,10 +74,11 @@ class RankSampler:
         drawn: Tensor,
         adjusts: bool,
         asking: Asking,
+        forced: Tensor | None,
         out: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> None:
         """logits [n, this rank's tokens] of rows row_ids [n] at position [n] -> drawn [n], and of those that ask for
-        logprobs out: chosen [n], rank [n], ids [n, most], top [n, most]."""
+        logprobs out: chosen [n], rank [n], ids [n, most], top [n, most]. forced: as `say` takes it."""
         self.ops.sample_rows(
             logits, row_ids, position, self.rows, self.scratch, drawn, filters=False, adjusts=adjusts, part=self.part
         )
@@ -93,7 +87,7 @@ class RankSampler:
             inputs = inputs_of(row_ids[where], position[where], self.rows, any_filter=True, any_random=True)
             found = filtered(self._adjusted(logits, row_ids, where, adjusts), inputs, self.part)
             drawn[where] = torch.where(drawn[where] >= 0, found, drawn[where])
-        asking.force(drawn)
+        say(forced, drawn)
         if asking.logprobs.size:
             where = to_device(asking.logprobs, logits.device)
             told = rank_logprobs(logits[where], drawn[where], out[2].shape[1], self.part)

@@ -22,7 +22,7 @@ from penstock.engine.engine import Engine, Refused
 from penstock.engine.mask_pool import MaskPool
 from penstock.request import Request, SamplingParams, StructuredOutputsParams
 from penstock.schedule.constraint import Constraint
-from penstock.schedule.guides import MasksHere
+from penstock.schedule.mask_makers import MasksHere
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import Flight, LateMasks
 from penstock.text.grammar import GrammarCompiler, grammar_text
@@ -149,7 +149,7 @@ def test_masks_that_are_late_sit_their_own_rows_out(knobs: dict[str, Any], folde
     config = Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", dtype="float32", **SIZES | knobs)
     engine, _ = build_engine(config)
     threads, draw = ByTurns(), engine.runner.draw
-    engine.scheduler = Scheduler(engine.scheduler.limits, makers=MasksHere(threads))
+    engine.scheduler = Scheduler(engine.scheduler.limits, makers=MasksHere(VOCABULARY, threads))
 
     def drawn(late: LateMasks) -> Flight:
         threads.run()  # in time for the next step

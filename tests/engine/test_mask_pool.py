@@ -13,12 +13,12 @@ import pytest
 from engine_model import END, VOCABULARY, make_folder
 
 from penstock.engine import mask_pool
-from penstock.engine.mask_pool import HeldSample, MaskPool
+from penstock.engine.mask_pool import MaskPool
 from penstock.errors import UsageError
+from penstock.mask_board import AS_IT_STANDS, MaskBoard
 from penstock.request import SamplingParams, StructuredOutputsParams
-from penstock.schedule.guides import Guide
 from penstock.text.grammar import GrammarCompiler, grammar_text
-from penstock.text.mask_process import Begin, Compile, End, MaskDesk, Next
+from penstock.text.mask_process import Begin, Compile, End, MaskDesk
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch  # it makes the model's folder
@@ -45,21 +45,22 @@ def pool(folder: Path) -> Iterator[MaskPool]:
     pool.close()
 
 
-def _guides(pool: MaskPool, form: StructuredOutputsParams, count: int) -> list[Guide]:
+def _samples(pool: MaskPool, form: StructuredOutputsParams, count: int) -> list[int]:
+    """Returns their places."""
     made = MaskPool.factory(pool, SamplingParams(structured_outputs=form))
-    return [Guide(made(index), np.full(WORDS, -1, np.int32)) for index in range(count)]
+    return [pool.begin(made(index)) for index in range(count)]
 
 
-def _made(pool: MaskPool, guides: list[Guide], tokens: list[int] | None = None) -> list[bytes]:
-    pool.start(guides, tokens)
-    while any(guide.words is None for guide in guides):
+def _made(pool: MaskPool, samples: list[int], token: int = AS_IT_STANDS) -> list[bytes]:
+    places = np.array(samples, np.int32)
+    pool.start(places, np.full(places.size, token, np.int32))
+    while not pool.board.ready(places).all():
         pool.wait(0.01)
-    return [guide.words.tobytes() for guide in guides if guide.words is not None]
+    return [pool.board.words[place].tobytes() for place in samples]
 
 
-def _process_of(guide: Guide) -> int:
-    assert isinstance(guide.constraint, HeldSample)
-    return guide.constraint.process.index
+def _process_of(pool: MaskPool, place: int) -> int:
+    return next(process.index for process in pool.processes if place in process.places)
 
 
 def _allowed(words: bytes) -> list[int]:
@@ -67,41 +68,55 @@ def _allowed(words: bytes) -> list[int]:
 
 
 def test_masks_are_the_librarys(pool: MaskPool, compiler: GrammarCompiler) -> None:
-    guides = _guides(pool, LETTERS, 4)
+    samples = _samples(pool, LETTERS, 4)
     matcher = compiler.compile(grammar_text(LETTERS)).matcher()
-    assert {_process_of(guide) for guide in guides} == {0, 1}
-    assert set(_made(pool, guides)) == {matcher.mask().tobytes()}
+    assert {_process_of(pool, place) for place in samples} == {0, 1}
+    assert set(_made(pool, samples)) == {matcher.mask().tobytes()}
     token = _allowed(matcher.mask().tobytes())[0]
     matcher.accept(token)
-    assert set(_made(pool, guides, [token] * 4)) == {matcher.mask().tobytes()}
+    assert set(_made(pool, samples, token)) == {matcher.mask().tobytes()}
 
 
 def test_places_come_back(pool: MaskPool) -> None:
     for _ in range(3):  # of 8 places
-        guides = _guides(pool, LETTERS, 8)
-        _made(pool, guides)
-        pool.start(guides)
-        pool.end(guides)  # the masks of all of them are under way
+        places = np.array(_samples(pool, LETTERS, 8), np.int32)
+        _made(pool, places.tolist())
+        pool.start(places, np.full(8, AS_IT_STANDS, np.int32))
+        pool.end(places)  # the masks of all of them are under way
         assert pool.held == 0
-    assert len(set(_made(pool, _guides(pool, DIGITS, 2)))) == 1
+    assert len(set(_made(pool, _samples(pool, DIGITS, 8)))) == 1
+    while pool.wait(0.01):
+        pass  # nobody waits for a mask of a sample that has ended
 
 
 def test_a_process_that_dies_costs_its_own_samples(pool: MaskPool) -> None:
-    guides = _guides(pool, LETTERS, 4)
-    _made(pool, guides)
+    samples = _samples(pool, LETTERS, 4)
+    _made(pool, samples)
     (first,) = pool._children
     children = [int(text) for text in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
     assert len(children) == 1
     os.kill(children[0], signal.SIGKILL)  # the forked one: process 1
-    token = _allowed(_made(pool, [guide for guide in guides if _process_of(guide) == 0])[0])[0]
-    masks = _made(pool, guides, [token] * 4)
-    ended = [not any(words) for words in masks]
-    assert ended == [_process_of(guide) == 1 for guide in guides]
-    assert all(not any(words) for words in _made(pool, [guide for guide in guides if _process_of(guide) == 1]))
-    pool.end(guides)
-    again = _guides(pool, LETTERS, 4)  # another has taken its place
-    assert {_process_of(guide) for guide in again} == {0, 1}
+    its = [_process_of(pool, place) == 1 for place in samples]
+    others = [place for place, gone in zip(samples, its, strict=True) if not gone]
+    token = _allowed(_made(pool, others)[0])[0]
+    for _ in range(2):
+        assert [not any(words) for words in _made(pool, samples, token)] == its
+    pool.end(np.array(samples, np.int32))
+    again = _samples(pool, LETTERS, 4)  # another has taken its place
+    assert {_process_of(pool, place) for place in again} == {0, 1}
     assert all(any(words) for words in _made(pool, again))
+
+
+def test_a_mask_that_is_being_made_when_its_process_dies_is_of_no_token(pool: MaskPool) -> None:
+    samples = _samples(pool, LETTERS, 8)
+    (first,) = pool._children
+    os.kill(first.pid, signal.SIGSTOP)  # process 0
+    places = np.array(samples, np.int32)
+    pool.start(places, np.full(8, AS_IT_STANDS, np.int32))
+    os.kill(first.pid, signal.SIGKILL)
+    while pool.wait(0.01):
+        pass
+    assert [any(pool.board.words[place]) for place in samples] == [_process_of(pool, place) == 1 for place in samples]
 
 
 def test_a_form_whose_process_dies_goes_to_another_and_is_refused_then(folder: Path) -> None:
@@ -110,7 +125,7 @@ def test_a_form_whose_process_dies_goes_to_another_and_is_refused_then(folder: P
     (first,) = pool._children
     first.kill()
     first.wait()  # it has gone, and nobody has looked yet
-    assert any(_made(pool, _guides(pool, LETTERS, 1))[0])
+    assert any(_made(pool, _samples(pool, LETTERS, 1))[0])
     for asked, deaths in ((StructuredOutputsParams(regex="a{2,3}"), 1), (StructuredOutputsParams(regex="b{2,3}"), 2)):
         os.kill(pool._children[-1].pid, signal.SIGSTOP)
         form = pool.ask(asked)
@@ -127,19 +142,19 @@ def test_a_form_whose_process_dies_goes_to_another_and_is_refused_then(folder: P
         else:
             with pytest.raises(UsageError, match="the processes that compiled it ended"):
                 pool.compiled(asked)
-    assert any(_made(pool, _guides(pool, LETTERS, 2))[0])
+    assert any(_made(pool, _samples(pool, LETTERS, 2))[0])
     pool.close()
 
 
 def test_few_forms_are_kept(pool: MaskPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_pool, "KEPT", 1)
-    before = _guides(pool, LETTERS, 1)
+    before = _samples(pool, LETTERS, 1)
     letters = pool.compiled(LETTERS)
     pool.compiled(DIGITS)
     assert not any(letters.number in process.forms for process in pool.processes)
     late = MaskPool.factory(pool, SamplingParams(structured_outputs=DIGITS))
     pool.compiled(LETTERS)
-    digits = [Guide(late(0), np.full(WORDS, -1, np.int32))]  # of a form that was let go meanwhile
+    digits = [pool.begin(late(0))]  # of a form that was let go meanwhile
     assert _made(pool, before) != _made(pool, digits)
 
 
@@ -151,9 +166,9 @@ def test_a_form_that_was_let_go_is_handed_to_the_next_process_too(
     late = MaskPool.factory(pool, SamplingParams(structured_outputs=DIGITS))
     pool.compiled(LETTERS)
     for _ in range(2):  # the second time of another process, the first having died
-        guide = Guide(late(0), np.full(WORDS, -1, np.int32))
-        assert any(_made(pool, [guide])[0])
-        pool.end([guide])
+        place = pool.begin(late(0))
+        assert any(_made(pool, [place])[0])
+        pool.end(np.array([place], np.int32))
         pool._children[-1].kill()
         pool._children[-1].wait()
         pool.look()
@@ -161,18 +176,25 @@ def test_a_form_that_was_let_go_is_handed_to_the_next_process_too(
 
 
 def test_slow_samples_come_last(compiler: GrammarCompiler) -> None:
-    places = np.zeros((3, WORDS), np.int32)
-    desk = MaskDesk(compiler, places)
+    board = MaskBoard.over(np.zeros(MaskBoard.size(6, WORDS), np.int32), 6, WORDS)
+    desk, places = MaskDesk(compiler, board, range(2, 5)), np.arange(2, 5, dtype=np.int32)
     assert desk.take(Compile(7, LETTERS)) is not None
-    for number in range(3):
-        desk.take(Begin(number, number, 7, 0, (), True))
-    desk._seconds = {0: 0.5, 1: 0.1}  # as measured
-    desk.take(Next(np.arange(3, dtype=np.int64).tobytes(), np.full(3, -1, np.int32).tobytes()))
-    assert [desk.make() for _ in range(3)] == [(2, []), (1, []), (0, [])]
-    assert not desk.is_due and not desk._seconds and places.any(1).all()
-    desk.take(Next(np.array([1], np.int64).tobytes(), np.array([-1], np.int32).tobytes()))
-    desk.take(End(np.array([1], np.int64).tobytes()))
-    assert desk.make() is None
+    for place in places.tolist():
+        desk.take(Begin(place, 7, 0, (), True))
+    desk._seconds = {2: 0.5, 3: 0.1}  # as measured
+    board.ask(np.arange(6, dtype=np.int32), np.full(6, AS_IT_STANDS, np.int32))  # others' too
+    assert desk.due() == [(4, 1), (3, 1), (2, 1)]
+    for each in desk.due():
+        desk.make(*each)
+    assert (
+        not desk.due() and not desk._seconds and board.missing() == 3 and board.words.any(1).tolist()[2:5] == [True] * 3
+    )
+    board.ask(places[1:2], np.array([AS_IT_STANDS], np.int32))
+    asked = desk.due()
+    desk.take(End(places[1:2].tobytes()))
+    board.ask(places[1:2], np.array([AS_IT_STANDS], np.int32))  # of the next sample, which has not begun here
+    desk.make(*asked[0])
+    assert board.made[3] == 2 and board.asked[3] == 3
 
 
 def test_where_no_process_can_be_started_forms_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

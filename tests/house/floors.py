@@ -14,6 +14,7 @@ FLOORS: tuple[frozenset[str], ...] = (
             "config",
             "errors",
             "disk",
+            "mask_board",
             "parent_death",
             "shared_weights",
             "status_line",

@@ -251,7 +251,9 @@ def late_steps(runner: Runner) -> list[list[int]]:
         mask = _masks([replace(rows[1], ask=Ask(allowed=mine))], VOCABULARY)
         assert mask is not None
         nothing = NONE.astype(np.int64), NONE
-        flights.append(runner.draw(LateMasks(mask.slots, mask.words, np.array(sit_out, np.int32), *nothing)))
+        places = np.arange(mask.slots.size, dtype=np.int32)
+        late = LateMasks(mask.slots, places, mask.words, np.array(sit_out, np.int32), *nothing)
+        flights.append(runner.draw(late))
         for row in rows:
             row.planned += row.number not in sit_out
     return [flight.fetch().tokens.tolist() for flight in flights]

@@ -183,7 +183,7 @@ class FakeDevice:
         assert plan is not None and out <= set(plan.rows.tolist())
         slots, self.open = late.slots.tolist(), None
         assert len(set(slots)) == len(slots) and set(slots) <= set(self.mask_slot[plan.rows].tolist())
-        self.masks |= {s: left_out(w, self.vocab) for s, w in zip(slots, late.words, strict=True)}
+        self.masks |= {s: left_out(w, self.vocab) for s, w in zip(slots, late.words[late.places], strict=True)}
         self.sat_out[plan.number] = late.sit_out
         self.forced = dict(zip(late.forced.tolist(), late.tokens.tolist(), strict=True))
         self._draw_all(plan, out)

@@ -21,7 +21,7 @@ from toy_constraint import Alternating
 from penstock.request import REST, Request, SamplingParams
 from penstock.row_table import MAX_DRAFTS
 from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, Deltas, PromptNews
-from penstock.schedule.guides import MasksHere
+from penstock.schedule.mask_makers import MasksHere
 from penstock.schedule.rows import DRAINED, ENDED, FREE, PREEMPTED, RUNNING
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -96,7 +96,7 @@ class Drive:
     ) -> None:
         self.limits, self.bad_in = limits, bad_in
         self.threads = ByTurns()
-        makers = MasksHere(self.threads)
+        makers = MasksHere(limits.vocab_size, self.threads)
         self.scheduler = Scheduler(limits, None if drafts is None else Guesser(self, drafts), makers=makers)
         width = -(-limits.max_model_len // 16)
         self.device = FakeDevice(

@@ -75,7 +75,9 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
         print(f"penstock: {slow}", file=sys.stderr)
     try:
         ends = tuple(runner.eos_token_ids)
-        masks = None if config.model.skip_tokenizer_init else MaskPool(folder, runner.vocab_size, ends)
+        masks = None
+        if not config.model.skip_tokenizer_init:
+            masks = MaskPool(folder, runner.vocab_size, ends, opened=runner.map_masks)
         engine = engine_over(runner, config, masks)
     except BaseException:
         runner.close()
@@ -119,7 +121,6 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
             seed=config.model.seed,
         ),
         makers=masks,
-        mask_room=runner.mask_words,
     )
     return Engine(scheduler, runner, schedule.steps_ahead, limit_of(runner), masks)
 

@@ -138,11 +138,11 @@ class Engine:
     def _draw(self, plan: StepPlan, forward: Flight) -> None:
         """Launches the draw of a step when its masks are there, or waiting on doesn't pay: what is late then sits out.
         A step with no mask at all waits for one, or for its forward."""
-        missing, rows = self.scheduler.await_masks(0.0), plan.rows.size
-        self._patience.begin(time.monotonic(), rows, missing)
+        missing, held = self.scheduler.await_masks(0.0), self.scheduler.held_rows(plan)
+        self._patience.begin(time.monotonic(), held, plan.rows.size - held, missing)
         while missing and (missing := self.scheduler.await_masks(_LOOK)):
             goes_on = self._patience.goes_on(time.monotonic(), missing)
-            if not goes_on and (missing < rows or forward.ready()):
+            if not goes_on and (missing < plan.rows.size or forward.ready()):
                 break
         self.broken = True
         self.flights.append((plan, self.runner.draw(self.scheduler.draw(plan))))

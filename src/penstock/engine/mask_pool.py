@@ -2,7 +2,7 @@
 made by processes beside the engine.
 
     a form    --Compile--> a process, the next in turn --Compiled--> known, or refused
-    a sample  --Begin--> the process with the fewest; --Next, a token--> its mask in its place --MadeMasks--> its guide
+    a sample  --Begin--> the process with the fewest, whose masks then go over the board (mask_board.py)
 
 Making a mask takes up to milliseconds, of which a third holds the interpreter's lock, and samples of one form hold each
 other up in one process: 256 of them took 51 ms a step in eight threads of the engine's process, where a step of 1,024
@@ -23,23 +23,23 @@ import sys
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import CapacityError, EngineError, UsageError
+from penstock.mask_board import MaskBoard
 from penstock.request import SamplingParams, StructuredOutputsParams
-from penstock.schedule.guides import Guide
-from penstock.text.mask_process import Begin, Compile, Compiled, End, Frames, MadeMasks, MaskStart, Next, Up
+from penstock.schedule.step import Int32
+from penstock.text.mask_process import Begin, Compile, Compiled, End, Frames, Look, MaskStart
 from penstock.text.sandbox_process import frame
 
 KEPT = 512  # forms
 KEPT_BYTES = 16 * 2**20  # of their texts together; compiled they take a few times as much
-PLACES = 16_384  # samples that have a state; of memory only what was written is taken
+PLACES = 4096  # samples that have a state: rows with one, and those that were preempted
 PROCESSES = max(1, min(14, (os.cpu_count() or 1) - 2))
 DEADLY = "structured_outputs cannot be served: the processes that compiled it ended"
 _NAP = 1e-4  # seconds between two looks at the sockets
@@ -58,22 +58,12 @@ class Form:
     deaths: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class HeldSample:
-    """A sample's state in a process: its guide's constraint. lost: the process has died."""
-
-    number: int
-    process: _Process
-    place: int
-    lost: bool = False
-
-
 class _Process:
     """One process, as the engine knows it."""
 
-    def __init__(self, index: int, channel: socket.socket, places: list[int]) -> None:
+    def __init__(self, index: int, channel: socket.socket, places: range) -> None:
         self.index, self.places = index, places
-        self.samples: dict[int, HeldSample] = {}
+        self.free = list(places)
         self.compiling: set[int] = set()  # forms that are known nowhere yet
         self.connect(channel)
 
@@ -88,25 +78,31 @@ class _Process:
 
 
 class MaskPool:
-    """Serves as schedule.guides.MaskMakers. For one thread. The processes start when the first form is asked for."""
+    """Serves as schedule.mask_makers.MaskMakers. For one thread. The processes start with the first form."""
 
     def __init__(
-        self, folder: Path, vocab_size: int, ends: tuple[int, ...], processes: int = PROCESSES, places: int = PLACES
+        self,
+        folder: Path,
+        vocab_size: int,
+        ends: tuple[int, ...],
+        processes: int = PROCESSES,
+        places: int = PLACES,
+        opened: Callable[[Int32], None] = lambda words: None,
     ) -> None:
-        """folder: the tokenizer's. ends: the model's end ids."""
+        """folder: the tokenizer's. ends: the model's end ids. opened: told once of the board's [places, words]."""
         self._made_of, self._count = (str(folder), vocab_size, list(ends)), processes
-        self._words, self._each = -(-vocab_size // 32), places // processes
+        self._words, self.places = -(-vocab_size // 32), places // processes * processes
         self._forms: OrderedDict[bytes, Form] = OrderedDict()
         self._by_number: dict[int, Form] = {}  # that are being compiled
         self._bytes = self._turn = 0
-        self._numbers = itertools.count(1)  # of forms and samples
+        self._numbers = itertools.count(1)  # of forms
         self.processes: list[_Process] = []
         self._children: list[subprocess.Popen[bytes]] = []
-        self._making: dict[int, Guide] = {}
-        self._memory = -1
-        self._pool: NDArray[np.int32] = np.zeros((0, self._words), np.int32)
+        self._memory, self._opened = -1, opened
+        self._board: MaskBoard | None = None
+        self._lost: set[int] = set()  # places of samples whose process has died
         self._poll = select.poll()
-        self._decoder = msgspec.msgpack.Decoder(Up)
+        self._decoder = msgspec.msgpack.Decoder(Compiled)
 
     # --- forms --------------------------------------------------------------------------------------------------------
 
@@ -134,8 +130,8 @@ class MaskPool:
         return form
 
     @staticmethod
-    def factory(pool: MaskPool | None, sampling: SamplingParams) -> Callable[[int], HeldSample]:
-        """Returns what makes each sample's state. Raises UsageError where the form cannot be served."""
+    def factory(pool: MaskPool | None, sampling: SamplingParams) -> Callable[[int], int]:
+        """Returns what begins each sample, and gives its place. Raises UsageError where the form cannot be served."""
         asked = sampling.structured_outputs
         assert asked is not None
         if pool is None:
@@ -160,7 +156,7 @@ class MaskPool:
 
     def _hand(self, form: Form, process: _Process) -> None:
         if process.died:
-            process.connect(*self._spawn(1))
+            process.connect(*self._spawn(self._about(process.index), 1))
         process.forms.add(form.number)
         process.send(Compile(form.number, form.asked))
 
@@ -173,109 +169,114 @@ class MaskPool:
                 process.forms.discard(form.number)
                 process.send(End(grammars=(form.number,)))
 
-    @property
-    def held(self) -> int:
-        """Returns how many samples have a state."""
-        return sum(len(process.samples) for process in self.processes)
-
     # --- samples ------------------------------------------------------------------------------------------------------
 
-    def sample(
-        self, form: Form, min_tokens: int = 0, stop_ids: tuple[int, ...] = (), *, forces: bool = True
-    ) -> HeldSample:
-        """Begins a sample in the process that has the fewest; where none can be started it is lost. Raises EngineError
-        where there are too many."""
-        process, number = max(self.processes, key=lambda each: len(each.places)), next(self._numbers)
-        if not process.places:
-            raise EngineError(f"more than {self._each * self._count} samples are held to forms: ask for fewer at once")
-        if process.died or form.number not in process.forms:
-            try:
-                self._hand(form, process)
-            except CapacityError:
-                return HeldSample(number, process, place=-1, lost=True)
-        held = process.samples[number] = HeldSample(number, process, process.places.pop())
-        process.send(Begin(number, held.place, form.number, min_tokens, stop_ids, forces))
-        return held
+    @property
+    def board(self) -> MaskBoard:
+        assert self._board is not None, "nothing has begun"
+        return self._board
 
-    def start(self, guides: Sequence[Guide], tokens: Sequence[int] | None = None) -> None:
-        due: dict[_Process, tuple[list[int], list[int]]] = {}
-        for at, guide in enumerate(guides):
-            guide.begin()
-            held = _held(guide)
-            if held.lost:
-                self._fail(guide)
-                continue
-            self._making[held.number] = guide
-            numbers, behind = due.setdefault(held.process, ([], []))
-            numbers.append(held.number)
-            behind.append(-1 if tokens is None else tokens[at])
-        for process, (numbers, behind) in due.items():
-            process.send(Next(np.array(numbers, np.int64).tobytes(), np.array(behind, np.int32).tobytes()))
+    @property
+    def held(self) -> int:
+        """Returns how many samples have a place."""
+        return sum(len(process.places) - len(process.free) for process in self.processes)
+
+    def sample(self, form: Form, min_tokens: int = 0, stop_ids: tuple[int, ...] = (), *, forces: bool = True) -> int:
+        """Begins a sample in the process that has the fewest, and returns its place; where no process can be started
+        its masks will be of no token. Raises EngineError where there are too many."""
+        process = max(self.processes, key=lambda each: len(each.free))
+        if not process.free:
+            raise EngineError(f"more than {self.places} samples are held to forms: ask for fewer at once")
+        place = process.free.pop()
+        try:
+            if process.died or form.number not in process.forms:
+                self._hand(form, process)
+        except CapacityError:
+            self._lost.add(place)
+            return place
+        process.send(Begin(place, form.number, min_tokens, stop_ids, forces))
+        return place
+
+    def begin(self, constraint: object) -> int:
+        """Returns the place of a sample that has one."""
+        assert isinstance(constraint, int), "a sample of another maker's"
+        return constraint
+
+    def start(self, places: Int32, tokens: Int32) -> None:
+        board, shape = self.board, (self._count, -1)
+        awake = (board.made != board.asked).reshape(shape).any(1).tolist()  # they will look by themselves
+        board.ask(places, tokens)
+        self._fail(self._lost.intersection(places.tolist()) if self._lost else ())
+        due = np.bincount(places // (self.places // self._count), minlength=self._count).tolist()
+        for process, looks, count in zip(self.processes, awake, due, strict=True):
+            if count and not looks:
+                process.send(Look())
 
     def wait(self, seconds: float) -> int:
         until = time.monotonic() + seconds
-        while self._making and (left := until - time.monotonic()) >= 0:
+        while (missing := self.board.missing()) and (left := until - time.monotonic()) >= 0:
             self.look(min(_NAP, left))
-        return len(self._making)
+        return missing
 
-    def end(self, guides: Sequence[Guide]) -> None:
-        over: dict[_Process, list[int]] = {}
-        for held in map(_held, guides):
-            self._making.pop(held.number, None)
-            if not held.lost:
-                del held.process.samples[held.number]
-                held.process.places.append(held.place)
-                over.setdefault(held.process, []).append(held.number)
-        for process, numbers in over.items():
-            process.send(End(np.array(numbers, np.int64).tobytes()))
+    def end(self, places: Int32) -> None:
+        over: dict[int, list[int]] = {}
+        for place in places.tolist():
+            process = self.processes[place // (self.places // self._count)]
+            process.free.append(place)
+            if place in self._lost:
+                self._lost.discard(place)
+            else:
+                over.setdefault(process.index, []).append(place)
+        for index, mine in over.items():
+            self.processes[index].send(End(np.array(mine, np.int32).tobytes()))
 
-    def _fail(self, guide: Guide) -> None:
-        """A mask of no token, which ends the sample with an error."""
-        guide.made([], np.zeros(self._words, np.int32))
+    def _fail(self, lost: Collection[int]) -> None:
+        """Gives samples whose process has died a mask of no token, which ends them with an error."""
+        if lost:
+            board, places = self.board, [*lost]
+            board.words[places], board.count[places] = 0, 0
+            board.made[places] = board.asked[places]
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def look(self, seconds: float = 0.0) -> None:
-        """Takes in what has come; where that is nothing, sleeps so long."""
+        """Takes in all that has come, deaths too; where that is nothing, sleeps so long."""
         heard = self._poll.poll(0)
-        by_descriptor = {process.channel.fileno(): process for process in self.processes} if heard else {}
-        for descriptor, _ in heard:
-            process = by_descriptor[descriptor]
-            try:
-                for data in process.frames.read():
-                    self._take(process, self._decoder.decode(data))
-            except (EOFError, OSError):
-                self._bury(process)
         if not heard and seconds:
             time.sleep(seconds)
+        while heard:
+            by_descriptor = {process.channel.fileno(): process for process in self.processes}
+            for descriptor, _ in heard:
+                process = by_descriptor[descriptor]
+                try:
+                    for data in process.frames.read():
+                        self._take(process, self._decoder.decode(data))
+                except (EOFError, OSError):
+                    self._bury(process)
+            heard = self._poll.poll(0)
 
-    def _take(self, process: _Process, word: Compiled | MadeMasks) -> None:
-        if isinstance(word, Compiled):
-            process.compiling.discard(word.grammar)
-            form = self._by_number.pop(word.grammar, None)
-            if form is not None:
-                form.known, form.refusal = True, word.refusal
-            return
-        start = np.frombuffer(word.start, np.int32).tolist()
-        forced = np.frombuffer(word.forced, np.int32).tolist()
-        for at, number in enumerate(np.frombuffer(word.numbers, np.int64).tolist()):
-            guide = self._making.pop(number, None)
-            if guide is not None:
-                guide.made(forced[start[at] : start[at + 1]], self._pool[_held(guide).place])
+    def _take(self, process: _Process, word: Compiled) -> None:
+        process.compiling.discard(word.grammar)
+        form = self._by_number.pop(word.grammar, None)
+        if form is not None:
+            form.known, form.refusal = True, word.refusal
 
     def _start(self) -> None:
         if self._memory < 0:
-            self._memory = _shared_memory()
-            os.ftruncate(self._memory, self._count * self._each * self._words * 4)
-            self._pool = np.frombuffer(mmap.mmap(self._memory, 0), np.int32).reshape(-1, self._words)
-        for index, channel in enumerate(self._spawn(self._count)):
-            places = list(range(index * self._each, (index + 1) * self._each))
-            self.processes.append(_Process(index, channel, places))
+            self._memory, size = _shared_memory(), MaskBoard.size(self.places, self._words)
+            os.ftruncate(self._memory, size * 4)
+            self._board = MaskBoard.over(np.frombuffer(mmap.mmap(self._memory, 0), np.int32), self.places, self._words)
+            self._opened(self._board.words)
+        start = self._about(0)
+        for index, channel in enumerate(self._spawn(start, self._count)):
+            self.processes.append(_Process(index, channel, start.mine(index)))
 
-    def _spawn(self, count: int) -> list[socket.socket]:
-        """Starts processes that share a vocabulary, and returns our ends of their sockets."""
+    def _about(self, first: int) -> MaskStart:
         folder, vocab_size, ends = self._made_of
-        start = MaskStart(folder, vocab_size, ends, self._memory, self._words)
+        return MaskStart(folder, vocab_size, ends, self._memory, self.places, self._words, first, self._count)
+
+    def _spawn(self, start: MaskStart, count: int) -> list[socket.socket]:
+        """Starts processes that share a vocabulary, and returns our ends of their sockets."""
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [their.fileno() for _, their in pairs]
         command = [sys.executable, "-m", "penstock.text.mask_process", msgspec.json.encode(start).decode()]
@@ -306,12 +307,9 @@ class MaskPool:
         self._poll.unregister(process.channel)
         process.channel.close()
         self._children = [child for child in self._children if child.poll() is None]
-        for number, held in process.samples.items():
-            held.lost = True
-            if (guide := self._making.pop(number, None)) is not None:
-                self._fail(guide)
-        process.places += [held.place for held in process.samples.values()]
-        process.samples.clear()
+        lost = {*process.places} - {*process.free}
+        self._lost |= lost
+        self._fail(lost)
         forms, process.compiling = [self._by_number.pop(number) for number in process.compiling], set()
         for form in forms:
             form.deaths += 1
@@ -338,8 +336,3 @@ def _shared_memory() -> int:
         return os.memfd_create("penstock-masks")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def _held(guide: Guide) -> HeldSample:
-    assert isinstance(guide.constraint, HeldSample), "a guide of another maker's"
-    return guide.constraint

@@ -32,7 +32,7 @@ from penstock.execute.padding import CHUNK_GRAPHS, EXACT, PADDED, chunk_capacity
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.sampling_mirror import SamplingMirror
-from penstock.execute.staging import Staging, to_device
+from penstock.execute.staging import MappedMasks, Staging, to_device
 from penstock.execute.window_tables import ALIGNED, WindowTables
 from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Queries, StepInputs
 from penstock.kernels.ops import RowOps
@@ -72,10 +72,12 @@ class DeviceStep:
         slice_rows: int,
         max_tokens: int,
         mask_slots: int,
+        masks: MappedMasks,
         windows: WindowTables | None = None,
     ) -> None:
         self.windows = windows  # None: all layers keep K and V in the same blocks
         self.model, self.ops, self.rows, self.asked, self.kv, self.scorer = model, ops, rows, asked, kv, scorer
+        self._masks = masks
         self.max_rows = rows.length.shape[0] - 1
         self.sizes = PADDED if ops.compiled else EXACT
         capacity, device = self.sizes.rows(self.max_rows), rows.device
@@ -173,7 +175,7 @@ class DeviceStep:
         device = self.rows.device
         if late.slots.size:
             slots = to_device(late.slots.astype(np.int64), device)
-            self.draw.masks.index_copy_(0, slots, to_device(late.words, device))
+            self.draw.masks.index_copy_(0, slots, self._masks.take(late.words, late.places))
         if late.forced.size:
             self.draw.force(late.forced, late.tokens)
         if late.sit_out.size:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from penstock.config import Config
@@ -63,7 +64,9 @@ class RankRunner(TorchRunner):
 
     def draw(self, late: LateMasks) -> Flight:
         """Ends the step that was launched last, which draws late, on all ranks, and returns at once."""
-        own = self._on_all(LATE_MASKS.encode(late), lambda: super(RankRunner, self).draw(late))
+        here = np.arange(late.places.size, dtype=np.int32)
+        sent = replace(late, words=late.words.take(late.places, axis=0), places=here)
+        own = self._on_all(LATE_MASKS.encode(sent), lambda: super(RankRunner, self).draw(late))
         return RankFlight(self._number, own, self)
 
     def _on_all(self, data: bytes | bytearray, own: Callable[[], Flight]) -> Flight:

@@ -26,7 +26,7 @@ from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.reload import take_weights
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.sleep import RestingWeights, give_back
-from penstock.execute.staging import MaskRooms
+from penstock.execute.staging import MappedMasks
 from penstock.execute.warm import warm
 from penstock.execute.window_tables import WindowTables
 from penstock.kernels.binaries import BinaryCounts
@@ -70,7 +70,7 @@ class TorchRunner:
         self.max_model_len = limits.max_model_len
         self.max_batched_tokens = limits.max_batched_tokens
         self.mask_slots = limits.mask_slots
-        self._mask_rooms = MaskRooms(limits.mask_slots, -(-config.vocab_size // 32), device)
+        self._masks = masks = MappedMasks(device)
         self.vocab_size = config.vocab_size
         self.eos_token_ids = end_ids
         self.sampling_defaults = sampling_defaults
@@ -98,7 +98,7 @@ class TorchRunner:
 
         def made() -> DeviceStep:
             kv = KvCache(model.kv_forms, self.kv_pages + 1, device, places)
-            return _step(model, ops, limits, end_ids, kv, self.layer_pages)
+            return _step(model, ops, limits, end_ids, kv, masks, self.layer_pages)
 
         self._model, self._made = model, made
         self._state: DeviceStep | None = made()  # None while it sleeps
@@ -127,9 +127,9 @@ class TorchRunner:
         """Ends the step that was launched last, which draws late, and returns at once."""
         return self._executor.launch(lambda: self._end(late))
 
-    def mask_words(self, count: int) -> NDArray[np.int32]:
-        """Returns room [count, words] for the masks that a late draw is told."""
-        return self._mask_rooms.next(count)
+    def map_masks(self, words: NDArray[np.int32]) -> None:
+        """Late draws will be told of masks of this board [places, words]. Those of another they are told of too."""
+        self._executor.call(lambda: self._masks.open(words))
 
     def counts(self) -> dict[str, int]:
         """Kernels since the runner was ready: `jit_compiles`, with the stubs that launch them, and `jit_loads`. Of the
@@ -184,6 +184,7 @@ class TorchRunner:
         if not self._closed:
             self._closed = True
             self._executor.close()
+            self._masks.close()
             self._state = self._resting = self.beside = self._beside = None
             del self._model, self._made
             self.at_close()
@@ -237,7 +238,13 @@ class TorchRunner:
 
 
 def _step(
-    model: Decoder, ops: Ops, limits: BatchLimits, end_ids: tuple[int, ...], kv: KvCache, pages: LayerPages | None
+    model: Decoder,
+    ops: Ops,
+    limits: BatchLimits,
+    end_ids: tuple[int, ...],
+    kv: KvCache,
+    masks: MappedMasks,
+    pages: LayerPages | None,
 ) -> DeviceStep:
     device, vocabulary = model.device, model.config.vocab_size
     rows = RowState(limits.max_rows, limits.max_model_len, end_ids, vocabulary, device)
@@ -247,7 +254,7 @@ def _step(
     scorer, mirror = PromptScorer(model, ops, slice_rows), SamplingMirror(limits.max_rows)
     row_ops, tokens = choose_rows(ops), limits.max_batched_tokens
     windows = None if pages is None else WindowTables(pages, rows, kv.dump_block + 1)
-    return DeviceStep(model, row_ops, rows, mirror, kv, scorer, slice_rows, tokens, limits.mask_slots, windows)
+    return DeviceStep(model, row_ops, rows, mirror, kv, scorer, slice_rows, tokens, limits.mask_slots, masks, windows)
 
 
 def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: bool) -> None:
@@ -256,7 +263,7 @@ def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: boo
         return
     pages = pages_of(model, limits.max_model_len)
     kv = KvCache(model.kv_forms, 3, model.device, None if pages is None else pages.place)
-    warm(_step(model, ops, limits, (), kv, pages), limits, grouping)
+    warm(_step(model, ops, limits, (), kv, MappedMasks(model.device), pages), limits, grouping)
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 

@@ -11,6 +11,7 @@ it is done: there are as many as flights may be out, so nobody waits for that in
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.schedule.step import Int32
+
+log = logging.getLogger(__name__)
 
 RING = 6  # pinned buffers: more than flights that the engine leaves unread (`steps_ahead` is at most 3)
 LOOSE_WORDS = 1 << 20  # of the loose part; arrays that it has no room for take memory of their own
@@ -113,22 +116,45 @@ class Staging:
         return True
 
 
-class MaskRooms:
-    """Rooms for the masks of late draws, [slots, words] each, which a GPU copies from where they lie. They are made
-    when the first is asked for; one comes round again when the draw that it was last for has been read."""
+class MappedMasks:
+    """A board of masks [places, words] in the host's memory, as the device reads it."""
 
-    def __init__(self, slots: int, words: int, device: torch.device) -> None:
-        self._shape, self._device = (slots, words), device
-        self._ring: list[Int32] = []
-        self._turn = 0
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._words: Int32 | None = None
+        self._there: Tensor | None = None
 
-    def next(self, count: int) -> Int32:
-        """Returns the first `count` masks' room of the next."""
-        if not self._ring:
-            there = self._device.type == "cuda"
-            self._ring = [torch.zeros(self._shape, dtype=torch.int32, pin_memory=there).numpy() for _ in range(RING)]
-        self._turn = (self._turn + 1) % RING
-        return self._ring[self._turn][:count]
+    def open(self, words: Int32) -> None:
+        """Has a GPU read this board where it lies, so that no masks of it are copied by the host. It stays until
+        `close`."""
+        if self._device.type != "cuda":
+            return
+        with torch.cuda.device(self._device):
+            failed = int(torch.cuda.cudart().cudaHostRegister(words.ctypes.data, words.nbytes, 0))  # type: ignore[no-untyped-call]
+            if failed:
+                log.warning("masks are copied by the host: the GPU cannot read its memory (CUDA error %d)", failed)
+                return
+            self._words, self._there = words, torch.as_tensor(_Mapped(words), device=self._device)
+
+    def take(self, words: Int32, places: Int32) -> Tensor:
+        """Returns words[places] on the device: [k, words]."""
+        if words is not self._words or self._there is None:
+            return to_device(words.take(places, axis=0), self._device)
+        return self._there.index_select(0, to_device(places, self._device))
+
+    def close(self) -> None:
+        if self._words is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._words.ctypes.data)  # type: ignore[no-untyped-call]
+            self._words = self._there = None
+
+
+class _Mapped:
+    """An array for torch to find by its address."""
+
+    def __init__(self, array: NDArray[np.int32]) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (array.ctypes.data, False), "shape": array.shape, "typestr": array.dtype.str, "version": 3
+        }  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Constraint: what may come next in one sample, said by somebody who knows a grammar; the scheduler sees numbers.
 
 A row with a constraint is drawn only when all of its tokens have been read, since its mask needs the last one: its step
-draws late. It keeps its constraint through preemption. Who makes masks (guides.MaskMakers) may keep constraints in
+draws late. It keeps its constraint through preemption. Who makes masks (mask_makers.MaskMakers) may keep constraints in
 another process, where the scheduler knows them by what stands for them. In a request with constraints min_tokens is
 their own affair: to bar a row's ends where a grammar leaves nothing else would leave no token. It knows no text, no
 rows.

@@ -9,11 +9,10 @@ token ids and constraints; no blocks, no text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from penstock.schedule.guides import Guide, MaskMakers, MasksHere
+from penstock.mask_board import AS_IT_STANDS
+from penstock.schedule.mask_makers import Guide, MaskMakers, MasksHere
 from penstock.schedule.request_state import RequestState
 from penstock.schedule.rows import FREE, PREEMPTED, RUNNING, Rows
 from penstock.schedule.step import Bool, Drafts, Int32, Int64, LateMasks, Masks, StepPlan
@@ -28,19 +27,20 @@ class MaskSlots:
         rows: Rows,
         vocabulary: int,
         makers: MaskMakers | None = None,
-        room: Callable[[int], Int32] | None = None,
     ) -> None:
-        """room: what gives the masks of a late draw [n, words] their memory; None: it is new each time."""
         self.rows, self.vocabulary = rows, vocabulary
-        self.makers: MaskMakers = makers or MasksHere()
+        self.makers: MaskMakers = makers or MasksHere(vocabulary)
         self._free = list(range(count - 1, -1, -1))
         self._users: Int32 = np.zeros(count, np.int32)  # rows that have a slot
         self._static: dict[bytes, int] = {}  # allowed ids -> slot
         self._ids: dict[int, bytes] = {}  # slot -> the allowed ids that its rows share
         self._fresh: list[int] = []  # static slots that were given out and not sent yet
         self._guides: dict[int, Guide] = {}  # row -> its sample's
-        self._any_token = self._words(b"")
-        self._room = room or (lambda n: np.empty((n, self._any_token.size), np.int32))
+        self._place: Int32 = np.full(rows.count, -1, np.int32)  # of each row
+        # By place: of the tokens ahead of its mask, those that a launched draw says, and those that were read.
+        self._said: Int32 = np.zeros(self.makers.places, np.int32)
+        self._known: Int32 = np.zeros(self.makers.places, np.int32)
+        self._allowed: dict[int, Int32] = {}  # place -> the mask of its request's allowed_token_ids
 
     def room(self, live: RequestState) -> int:
         """Returns how many tails of this request the free slots are enough for."""
@@ -58,12 +58,15 @@ class MaskSlots:
             for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
                 guide = self._guide_of(live, sample)
                 if guide is not None:
-                    self._guides[row] = guide
+                    self._guides[row], self._place[row] = guide, guide.place
                     self._give(self._free.pop(), np.array([row], np.int32))
-                    assert guide.drawn == guide.read, "a row comes back before its tokens were read"
+                    told = self._said[guide.place] == self._known[guide.place]
+                    assert told, "a row comes back before its tokens were read"
                     if not guide.begun:  # else it had a row that was preempted
                         due.append(guide)
-            self.makers.start(due)
+            self._start([guide.place for guide in due], [AS_IT_STANDS] * len(due))
+            for guide in due:
+                guide.begun = True
             self.rows.constrained[rows] = self.rows.mask_slot[rows] >= 0
             shared = rows[self.rows.mask_slot[rows] < 0]
         if live.allowed and shared.size:
@@ -87,6 +90,7 @@ class MaskSlots:
         ended = self.rows.state[constrained] != PREEMPTED
         self._end([guide for guide, over in zip(guides, ended.tolist(), strict=True) if over])
         self.rows.constrained[rows] = False
+        self._place[rows] = -1
         for slot in slots[self._users[slots] == 0].tolist():
             self._free.append(slot)
             if slot in self._ids:
@@ -100,8 +104,15 @@ class MaskSlots:
         going = [guide for guide in guides if not guide.over]
         for guide in going:
             guide.over = True
+            self._allowed.pop(guide.place, None)
         if going:
-            self.makers.end(going)
+            self.makers.end(np.array([guide.place for guide in going], np.int32))
+
+    def _start(self, places: Int32 | list[int], tokens: Int32 | list[int]) -> None:
+        if len(places):
+            where = np.asarray(places, np.int32)
+            self._said[where] = self._known[where] = 0
+            self.makers.start(where, np.asarray(tokens, np.int32))
 
     def launchable(self, rows: Int32, read: int) -> Int32:
         """Returns the rows [k] without those whose mask needs a token of a flight after read + 1, which is read before
@@ -113,11 +124,18 @@ class MaskSlots:
 
     def accept(self, rows: Int64, tokens: Int32, goes_on: Bool) -> None:
         """Tells constraints the tokens [k] that rows [k] were given, where the row goes on behind it."""
-        if self._guides:
-            at = np.flatnonzero(self.rows.constrained.take(rows) & goes_on)
-            told = zip(map(self._guides.__getitem__, rows[at].tolist()), tokens[at].tolist(), strict=True)
-            due = [(guide, token) for guide, token in told if not guide.knows()]
-            self.makers.start([guide for guide, _ in due], [token for _, token in due])
+        if not self._guides:
+            return
+        at = np.flatnonzero(self.rows.constrained.take(rows) & goes_on)
+        places = self._place.take(rows[at])
+        due: Bool = np.ones(at.size, np.bool_)
+        counts = self.makers.board.count.take(places) if at.size else places
+        for i in np.flatnonzero(counts).tolist():
+            place = places[i]
+            if self._known[place] < counts[i]:  # it was accepted ahead of its mask
+                self._known[place] += 1
+                due[i] = False
+        self._start(places[due], tokens[at[due]])
 
     def masks(self) -> Masks | None:
         """Returns the static masks that a step needs and that are not in their slots yet."""
@@ -138,38 +156,44 @@ class MaskSlots:
     def forced(self, rows: Int32, most: Int32) -> Drafts:
         """Returns the tokens that are certain to come behind those that the step draws for rows [k], most[i] each."""
         start, tokens = np.zeros(rows.size + 1, np.int32), list[int]()
-        for at in np.flatnonzero(self.rows.constrained.take(rows) & (most > 0)).tolist() if self._guides else ():
-            mine = self._guides[int(rows[at])].coming(int(most[at]))
-            tokens += mine
-            start[at + 1] = len(mine)
+        if self._guides:
+            at = np.flatnonzero(self.rows.constrained.take(rows) & (most > 0))
+            places, board = self._place.take(rows[at]), self.makers.board
+            left = (board.count.take(places) > self._said.take(places)) & board.ready(places)
+            for i in np.flatnonzero(left).tolist():
+                mine = self._coming(int(places[i]), int(most[at[i]]))
+                tokens += mine
+                start[at[i] + 1] = len(mine)
         return Drafts(np.cumsum(start, dtype=np.int32), np.array(tokens, np.int32))
+
+    def _coming(self, place: int, most: int) -> list[int]:
+        """Returns forced tokens that no launched draw says yet."""
+        board, said = self.makers.board, int(self._said[place])
+        coming: list[int] = board.certain[place, said : min(said + most, int(board.count[place]))].tolist()
+        return coming
 
     def late(self, plan: StepPlan) -> LateMasks:
         """Returns what the draw of a step is told; who has ended meanwhile, or has no mask yet, sits out."""
         at = np.flatnonzero(self.rows.constrained.take(plan.rows))
+        rows, board = plan.rows[at], self.makers.board
+        places = self._place.take(rows)
+        drawn = board.ready(places) & (self.rows.state.take(rows) == RUNNING)
         first = at if plan.drafts is None else plan.drafts.query_start[at]
         queries = np.ones(at.size, np.int32) if plan.drafts is None else plan.drafts.counts[at] + 1
-        running = (self.rows.state.take(plan.rows[at]) == RUNNING).tolist()
-        drawn, words, out, where, tokens = list[int](), list[Int32](), list[int](), list[int](), list[int]()
-        each = zip(plan.rows[at].tolist(), running, first.tolist(), queries.tolist(), strict=True)
-        for row, runs, query, count in each:
-            guide = self._guides[row]
-            if guide.words is None or not runs:
-                out.append(row)
-                continue
-            drawn.append(row)
-            words.append(guide.words)
-            if guide.certain:
-                said = guide.say(count)
-                tokens += said
-                where += range(query, query + len(said))
-        room = self._room(len(drawn))
-        if drawn:
-            np.concatenate(words, out=room.reshape(-1))
+        where, tokens = list[int](), list[int]()
+        for i in np.flatnonzero(drawn & (board.count.take(places) > self._said.take(places))).tolist():
+            said = self._coming(int(places[i]), int(queries[i]))
+            self._said[places[i]] += len(said)
+            tokens += said
+            where += range(int(first[i]), int(first[i]) + len(said))
+        mine = places[drawn]
+        for place in self._allowed.keys() & set(mine.tolist()) if self._allowed else ():
+            board.words[place] &= self._allowed[place]
         return LateMasks(
-            slots=self.rows.mask_slot[drawn],
-            words=room,
-            sit_out=np.array(out, np.int32),
+            slots=self.rows.mask_slot[rows[drawn]],
+            places=mine,
+            words=board.words,
+            sit_out=rows[~drawn],
             forced=np.array(where, np.int64),
             tokens=np.array(tokens, np.int32),
         )
@@ -177,8 +201,12 @@ class MaskSlots:
     def _guide_of(self, live: RequestState, sample: int) -> Guide | None:
         """Returns the guide of a sample: made once, and what it was when a row was preempted."""
         if live.constrain is not None and sample not in live.guides:
-            constraint, allowed = live.constrain(sample), self._words(live.allowed) if live.allowed else None
-            live.guides[sample] = None if constraint is None else Guide(constraint, self._any_token, allowed)
+            constraint = live.constrain(sample)
+            guide = live.guides[sample] = None if constraint is None else Guide(self.makers.begin(constraint))
+            if guide is not None:
+                self._said[guide.place] = self._known[guide.place] = 0
+                if live.allowed:
+                    self._allowed[guide.place] = self._words(live.allowed)
         return live.guides.get(sample)
 
     def _give(self, slot: int, rows: Int32) -> None:

@@ -30,8 +30,8 @@ from penstock.row_table import (
     WANTS_WORDS,
 )
 from penstock.schedule.constraint import ConstraintFactory
-from penstock.schedule.guides import Guide
 from penstock.schedule.logprob_store import TokenScores
+from penstock.schedule.mask_makers import Guide
 from penstock.schedule.rows import EACH_TOKEN, ENDED, IGNORES_EOS, MORE_STOP_IDS, ON_WATCH, STOP_IDS, Rows
 from penstock.schedule.step import JOIN_RECORD, Int32
 

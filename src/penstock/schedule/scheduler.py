@@ -10,7 +10,6 @@ only once every flight that names them has been read (deferred_free.py). It know
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from penstock.schedule.deltas import Deltas
 from penstock.schedule.drafting import Drafting
 from penstock.schedule.finish import Finisher
 from penstock.schedule.forecast import LengthModel
-from penstock.schedule.guides import MaskMakers
+from penstock.schedule.mask_makers import MaskMakers
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.output_processor import OutputProcessor
 from penstock.schedule.preemption import Preempter
@@ -50,7 +49,6 @@ class Scheduler:
         drafter: Drafter | None = None,
         outputs: type[OutputProcessor] = OutputProcessor,
         makers: MaskMakers | None = None,
-        mask_room: Callable[[int], Int32] | None = None,
     ) -> None:
         self.limits = limits
         width = -(-limits.max_model_len // BLOCK_SIZE)
@@ -65,7 +63,7 @@ class Scheduler:
         self.tree = PrefixTree(self.pool, self.slot_token, limits.prefix_caching)
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
-        self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers, mask_room)
+        self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers)
         self.drafting = Drafting(self.rows, self.mask_slots, drafter)
         self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots)
         self.watch = StopTokenMasks(limits.vocab_size)
@@ -170,6 +168,10 @@ class Scheduler:
     def await_masks(self, seconds: float) -> int:
         """Waits for masks that are being made, so long at most -> of how many rows they still are."""
         return self.mask_slots.makers.wait(seconds)
+
+    def held_rows(self, plan: StepPlan) -> int:
+        """Returns how many of a step's rows have a constraint."""
+        return int(self.mask_slots.guided(plan.rows).size)
 
     def draw(self, plan: StepPlan) -> LateMasks:
         """What the draw of a step that draws late is told, before the next plan. Rows without a mask sit it out."""

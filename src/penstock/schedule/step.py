@@ -85,10 +85,11 @@ class Masks:
 
 @dataclass(slots=True)
 class LateMasks:
-    """What the draw of a step that draws late is told: masks, as Masks, and who is not drawn."""
+    """What the draw of a step that draws late is told: masks words[places], as Masks, and who is not drawn."""
 
     slots: Int32  # [m]  distinct
-    words: Int32  # [m, ceil(vocabulary / 32)]
+    places: Int32  # [m]
+    words: Int32  # [n, ceil(vocabulary / 32)]  a board of masks: these are not written to until the draw was read
     sit_out: Int32  # [k]  rows of the step that stay what they were; their queries tell NO_TOKEN
     forced: Int64  # [f]  queries behind which only one token may come, and is not drawn
     tokens: Int32  # [f]  theirs

@@ -1,14 +1,14 @@
 """The processes that compile grammars and make token masks: `python -m penstock.text.mask_process FD...`, started by
 engine/mask_pool and by nobody else, with an end of a socket pair for each process.
 
-The first reads the vocabulary and forks the others, which share it. Each keeps the states of samples and writes masks
-into memory that it shares with the engine, a place a sample; what is done goes up in portions. Samples whose masks have
-taken long come last, so that no other waits for more than one of them. It knows grammars and numbers; no rows.
+The first reads the vocabulary and forks the others, which share it. Each keeps the states of its samples, each of which
+has a place of the board that it shares with the engine (mask_board.py): what is asked for there, it makes.
+Samples whose masks have taken long come last, so that no other waits for more than one of them. What is said by socket
+is what else there is to do, and to look at the board. It knows grammars and places; no rows.
 """
 
 from __future__ import annotations
 
-import heapq
 import mmap
 import os
 import resource
@@ -22,28 +22,37 @@ from typing import NoReturn
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import PenstockError
+from penstock.mask_board import AS_IT_STANDS, FORCED, MaskBoard, fence
 from penstock.request import StructuredOutputsParams
 from penstock.text.grammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, grammar_text
 from penstock.text.sandbox_process import HEADER, PIECE, ProcessMemory, bound, frame, missing_of
 from penstock.text.tokenizer import Tokenizer
 
-Words = NDArray[np.int32]
 MEMORY = 4 * 2**30  # bytes of addresses that grammars and samples of a process may take
-PORTION, PATIENCE = 16, 1e-3  # masks, and seconds, until what is done goes up
+ROUND = 8  # masks between two looks at the board
+AWAKE = 0.05  # seconds without work in which it looks by itself, each millisecond; then it waits for a word
 SLOW = 2e-3  # seconds of a mask, from which on its sample comes behind others
 
 
 class MaskStart(msgspec.Struct):
-    """What processes are started with. memory: the descriptor of what masks are written into, `words` int32 each."""
+    """What processes are started with: those from `first` on, of so many in all, each of which has as many of the
+    places. memory: the descriptor of the board's, of `places` masks of `words` int32."""
 
     folder: str
     vocab_size: int
     ends: list[int]
     memory: int
+    places: int
     words: int
+    first: int
+    processes: int
+
+    def mine(self, index: int) -> range:
+        """Returns the places of a process."""
+        each = self.places // self.processes
+        return range(index * each, (index + 1) * each)
 
 
 class Compile(msgspec.Struct, tag="compile"):
@@ -54,9 +63,8 @@ class Compile(msgspec.Struct, tag="compile"):
 
 
 class Begin(msgspec.Struct, tag="begin"):
-    """A sample of a grammar that was compiled here; its masks are written to a place."""
+    """A sample of a grammar that was compiled here; said before its first mask is asked for."""
 
-    number: int
     place: int
     grammar: int
     min_tokens: int
@@ -64,17 +72,14 @@ class Begin(msgspec.Struct, tag="begin"):
     forces: bool
 
 
-class Next(msgspec.Struct, tag="next"):
-    """Samples whose next mask is due: behind a token each, -1: as they stand. int64 and int32."""
-
-    numbers: bytes
-    tokens: bytes
+class Look(msgspec.Struct, tag="look"):
+    """Masks are asked for."""
 
 
 class End(msgspec.Struct, tag="end"):
-    """Samples, int64, that are over, and grammars that no new sample will name."""
+    """Places, int32, whose samples are over, and grammars that no new sample will name."""
 
-    numbers: bytes = b""
+    places: bytes = b""
     grammars: tuple[int, ...] = ()
 
 
@@ -85,16 +90,7 @@ class Compiled(msgspec.Struct, tag="compiled"):
     refusal: str | None
 
 
-class MadeMasks(msgspec.Struct, tag="made"):
-    """Samples, int64, whose masks lie in their places, and the forced tokens ahead of each: a CSR, int32."""
-
-    numbers: bytes
-    start: bytes
-    forced: bytes
-
-
-Down = Compile | Begin | Next | End
-Up = Compiled | MadeMasks
+Down = Compile | Begin | Look | End
 
 
 class Frames:
@@ -118,62 +114,56 @@ class Frames:
 
 
 class MaskDesk:
-    """Grammars, samples, and the masks that are due."""
+    """Grammars, and samples of the places `mine` of a board."""
 
-    def __init__(self, compiler: GrammarCompiler | PenstockError, pool: Words) -> None:
-        """pool: masks by place [places, words]."""
-        self._compiler, self._pool = compiler, pool
+    def __init__(self, compiler: GrammarCompiler | PenstockError, board: MaskBoard, mine: range) -> None:
+        self._compiler, self._board, self._first = compiler, board, mine.start
+        self._asked, self._made = (each[mine.start : mine.stop] for each in (board.asked, board.made))
         self._grammars: dict[int, CompiledGrammar] = {}
-        self._samples: dict[int, tuple[GrammarMatcher, int]] = {}
+        self._samples: dict[int, GrammarMatcher] = {}  # by place
         self._seconds: dict[int, float] = {}  # that a sample's last mask took, where it was slow
-        self._due: list[tuple[float, int, int, int]] = []  # a heap: slowness, turn, sample, token
-        self._turn = 0
 
-    @property
-    def is_due(self) -> bool:
-        return bool(self._due)
+    def due(self) -> list[tuple[int, int]]:
+        """Returns the masks that are asked for, by place and number, slow ones last."""
+        asked = self._asked.copy()
+        fence()
+        behind = np.flatnonzero(asked != self._made)
+        found = list(zip((behind + self._first).tolist(), asked[behind].tolist(), strict=True))
+        return sorted(found, key=lambda each: self._seconds.get(each[0], 0.0)) if self._seconds else found
 
     def take(self, word: Down) -> Compiled | None:
-        """Does what a word says, but for masks, which come due."""
-        if isinstance(word, Next):
-            tokens = np.frombuffer(word.tokens, np.int32).tolist()
-            for number, token in zip(np.frombuffer(word.numbers, np.int64).tolist(), tokens, strict=True):
-                self._turn += 1
-                heapq.heappush(self._due, (self._seconds.get(number, 0.0), self._turn, number, token))
-        elif isinstance(word, Begin):
+        """Does what a word says."""
+        if isinstance(word, Begin):
             grammar = self._grammars[word.grammar]
-            matcher = grammar.matcher(word.min_tokens, word.stop_ids, forces=word.forces)
-            self._samples[word.number] = matcher, word.place
+            self._samples[word.place] = grammar.matcher(word.min_tokens, word.stop_ids, forces=word.forces)
         elif isinstance(word, End):
-            for number in np.frombuffer(word.numbers, np.int64).tolist():
-                del self._samples[number]
-                self._seconds.pop(number, None)
+            for place in np.frombuffer(word.places, np.int32).tolist():
+                del self._samples[place]
+                self._seconds.pop(place, None)
             for each in word.grammars:
                 self._grammars.pop(each, None)
         elif isinstance(word, Compile):
             return self._compile(word)
         return None
 
-    def make(self) -> tuple[int, list[int]] | None:
-        """Makes the mask that is due first. Returns its sample and the tokens that are forced ahead of it; None where
-        that sample has ended meanwhile."""
-        _, _, number, token = heapq.heappop(self._due)
-        if number not in self._samples:
-            return None
-        begun = time.perf_counter()
-        matcher, place = self._samples[number]
-        if token >= 0:
+    def make(self, place: int, ticket: int) -> None:
+        """Makes the mask that a place is asked for; of a sample that has ended none, and nobody waits for it."""
+        matcher, board = self._samples.get(place), self._board
+        if matcher is None:
+            board.made[place] = ticket
+            return
+        begun, token = time.perf_counter(), int(board.token[place])
+        if token != AS_IT_STANDS:
             matcher.accept(token)
-        certain = matcher.forced()
+        certain = matcher.forced()[:FORCED]
         for each in certain:
             matcher.accept(each)
-        self._pool[place] = matcher.mask()
+        board.put(place, ticket, certain, matcher.mask())
         took = time.perf_counter() - begun
         if took > SLOW:
-            self._seconds[number] = took
+            self._seconds[place] = took
         else:
-            self._seconds.pop(number, None)
-        return number, certain
+            self._seconds.pop(place, None)
 
     def _compile(self, word: Compile) -> Compiled:
         try:
@@ -190,29 +180,21 @@ def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
     """Works until the engine has gone, which raises EOFError or OSError."""
     decoder, frames, poll = msgspec.msgpack.Decoder(Down), Frames(channel), select.poll()
     poll.register(channel, select.POLLIN)
-    made: list[tuple[int, list[int]]] = []
-    since = 0.0
+    worked = time.monotonic()
     while True:
-        while poll.poll(0 if desk.is_due else None):
+        due = desk.due()  # before the words: a sample that is asked about has begun in one of them
+        resting = not due and time.monotonic() - worked > AWAKE
+        while poll.poll(None if resting else 0 if due else 1):
+            resting = False
+            due = due or desk.due()
             for data in frames.read():
                 reply = desk.take(decoder.decode(data))
                 if reply is not None:
                     channel.sendall(frame(reply))
-        if (done := desk.make()) is not None:
-            since = since if made else time.perf_counter()
-            made.append(done)
-        if made and (not desk.is_due or len(made) >= PORTION or time.perf_counter() - since > PATIENCE):
-            channel.sendall(frame(_told(made)))
-            made = []
-
-
-def _told(made: list[tuple[int, list[int]]]) -> MadeMasks:
-    counts = np.array([0, *(len(forced) for _, forced in made)], np.int32)
-    return MadeMasks(
-        np.array([number for number, _ in made], np.int64).tobytes(),
-        np.cumsum(counts, dtype=np.int32).tobytes(),
-        np.array([token for _, forced in made for token in forced], np.int32).tobytes(),
-    )
+        for place, ticket in due[:ROUND]:
+            desk.make(place, ticket)
+        if due:
+            worked = time.monotonic()
 
 
 def main() -> int:
@@ -223,21 +205,21 @@ def main() -> int:
     start = msgspec.json.decode(sys.argv[1], type=MaskStart)
     channels = [socket.socket(fileno=int(text)) for text in sys.argv[2:]]
     compiler = _opened(start)
-    mine = channels[0]
-    for other in channels[1:]:
+    index = 0
+    for other in range(1, len(channels)):
         if not os.fork():
-            mine = other
+            index = other
             break
-    for channel in channels:
-        if channel is not mine:
-            channel.close()
+    for channel in channels[:index] + channels[index + 1 :]:
+        channel.close()
     bound(resource.RLIMIT_CORE, 0)
     addresses, _ = ProcessMemory().read()
     if addresses:
         bound(resource.RLIMIT_AS, addresses + MEMORY)
-    pool: Words = np.frombuffer(mmap.mmap(start.memory, 0), np.int32).reshape(-1, start.words)
+    mine = start.mine(start.first + index)
+    board = MaskBoard.over(np.frombuffer(mmap.mmap(start.memory, 0), np.int32), start.places, start.words)
     try:
-        serve(mine, MaskDesk(compiler, pool))
+        serve(channels[index], MaskDesk(compiler, board, mine))
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the engine has gone
         return 0
 

@@ -69,8 +69,10 @@ class MaskBoard:
         self.asked[places] += 1
 
     def put(self, place: int, ticket: int, certain: list[int], words: Int32 | None) -> None:
-        """The mask number `ticket` of a place is there: words, or any token where they are None."""
-        self.words[place] = -1 if words is None else words
+        """The mask number `ticket` of a place is there: words, unless they lie in their place already; None: any
+        token."""
+        if words is None or words.base is not self.words.base:
+            self.words[place] = -1 if words is None else words
         self.certain[place, : len(certain)] = certain
         self.count[place] = len(certain)
         fence()

@@ -93,7 +93,7 @@ class MasksHere:
 
     def end(self, places: Int32) -> None:
         for place in places.tolist():
-            if place in self._under_way:
+            if place in self._under_way and not self._under_way[place].done():
                 self._leaving.add(place)
             else:
                 self._free.append(place)

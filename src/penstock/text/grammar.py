@@ -112,32 +112,38 @@ class CompiledGrammar:
     def __init__(self, matcher: LLMatcher, words: int, ends: Sequence[int]) -> None:
         self._matcher, self._words, self._ends = matcher, words, tuple(ends)
 
-    def matcher(self, min_tokens: int = 0, stop_ids: Sequence[int] = (), *, forces: bool = True) -> GrammarMatcher:
+    def matcher(
+        self, min_tokens: int = 0, stop_ids: Sequence[int] = (), *, forces: bool = True, out: Words | None = None
+    ) -> GrammarMatcher:
         """Returns the state of a new sample, which ends no earlier than behind min_tokens, unless it must. forces: text
-        that must come next is spelt as the tokenizer spells it; else as it may be drawn."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._words, (*self._ends, *stop_ids), min_tokens, forces)
+        that must come next is spelt as the tokenizer spells it; else as it may be drawn. out: where each mask is made;
+        else in memory of its own."""
+        out = np.zeros(self._words, np.int32) if out is None else out
+        return GrammarMatcher(self._matcher.deep_copy(), out, (*self._ends, *stop_ids), min_tokens, forces)
 
 
 class GrammarMatcher:
-    """One sample's state: schedule's Constraint. What it cannot go on from is a mask of no token."""
+    """One sample's state: schedule's Constraint. What it cannot go on from is a mask of no token. The next mask is
+    written over the last."""
 
-    def __init__(self, matcher: LLMatcher, words: int, ends: tuple[int, ...], min_tokens: int, forces: bool) -> None:
-        self._matcher, self._words, self._ends, self._forces = matcher, words, ends, forces
+    def __init__(self, matcher: LLMatcher, out: Words, ends: tuple[int, ...], min_tokens: int, forces: bool) -> None:
+        """out [words]: where masks are made."""
+        self._matcher, self._out, self._ends, self._forces = matcher, out, ends, forces
+        self._address, self._bytes = out.ctypes.data, out.nbytes
         self._left = min_tokens
-        self._now: tuple[Words, list[int]] | None = None  # what may come where it stands, and must: once that was asked
+        self._now: list[int] | None = None  # what must come where it stands, once that was asked: `out` is what may
 
     def mask(self) -> Words:
-        words, forced = self._stand()
+        forced, words = self._stand(), self._out
         if forced:
-            only: Words = np.zeros(self._words, np.int32)
-            only.view(np.uint8)[forced[0] // 8] = 1 << forced[0] % 8
-            return only
-        if self._left > 0 and (others := self._without_ends(words)).any():
-            return others
+            words[:] = 0
+            words.view(np.uint8)[forced[0] // 8] = 1 << forced[0] % 8
+        elif self._left > 0 and (others := self._without_ends(words)).any():
+            words[:] = others
         return words
 
     def forced(self) -> list[int]:
-        return self._stand()[1]
+        return self._stand()
 
     def accept(self, token: int) -> None:
         self._left -= 1
@@ -154,14 +160,13 @@ class GrammarMatcher:
         bits[list(self._ends)] = 0
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def _stand(self) -> tuple[Words, list[int]]:
+    def _stand(self) -> list[int]:
         if self._now is None:
-            words: Words = np.zeros(self._words, np.int32)
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
             if self._matcher.is_error():
-                words[:] = 0
-            few = self._forces and np.count_nonzero(words) <= FEW
-            self._now = words, self._matcher.compute_ff_tokens() if few else []
+                self._out[:] = 0
+            few = self._forces and np.count_nonzero(self._out) <= FEW
+            self._now = self._matcher.compute_ff_tokens() if few else []
         return self._now
 
 

@@ -31,9 +31,10 @@ from penstock.text.sandbox_process import HEADER, PIECE, ProcessMemory, bound, f
 from penstock.text.tokenizer import Tokenizer
 
 MEMORY = 4 * 2**30  # bytes of addresses that grammars and samples of a process may take
-ROUND = 8  # masks between two looks at the board
+ROUND = 8  # masks between two looks at the board; none behind a slow one
+OTHERS = 32  # masks that a slow one waits for, at most
 AWAKE = 0.05  # seconds without work in which it looks by itself, each millisecond; then it waits for a word
-SLOW = 2e-3  # seconds of a mask, from which on its sample comes behind others
+SLOW = 5e-4  # seconds of a mask, from which on its sample comes behind others
 
 
 class MaskStart(msgspec.Struct):
@@ -121,7 +122,8 @@ class MaskDesk:
         self._asked, self._made = (each[mine.start : mine.stop] for each in (board.asked, board.made))
         self._grammars: dict[int, CompiledGrammar] = {}
         self._samples: dict[int, GrammarMatcher] = {}  # by place
-        self._seconds: dict[int, float] = {}  # that a sample's last mask took, where it was slow
+        self._slow: set[int] = set()  # places whose last mask took long: the next will too
+        self._others = 0  # masks since one of these
 
     def due(self) -> list[tuple[int, int]]:
         """Returns the masks that are asked for, by place and number, slow ones last."""
@@ -129,29 +131,36 @@ class MaskDesk:
         fence()
         behind = np.flatnonzero(asked != self._made)
         found = list(zip((behind + self._first).tolist(), asked[behind].tolist(), strict=True))
-        return sorted(found, key=lambda each: self._seconds.get(each[0], 0.0)) if self._seconds else found
+        slow = [each for each in found if each[0] in self._slow] if self._slow else []
+        if not slow:
+            return found
+        others = [each for each in found if each[0] not in self._slow]
+        return slow[:1] if self._others >= OTHERS else others + slow
 
     def take(self, word: Down) -> Compiled | None:
         """Does what a word says."""
         if isinstance(word, Begin):
             grammar = self._grammars[word.grammar]
-            self._samples[word.place] = grammar.matcher(word.min_tokens, word.stop_ids, forces=word.forces)
+            row = self._board.words[word.place]
+            matcher = grammar.matcher(word.min_tokens, word.stop_ids, forces=word.forces, out=row)
+            self._samples[word.place] = matcher
         elif isinstance(word, End):
             for place in np.frombuffer(word.places, np.int32).tolist():
                 del self._samples[place]
-                self._seconds.pop(place, None)
+                self._slow.discard(place)
             for each in word.grammars:
                 self._grammars.pop(each, None)
         elif isinstance(word, Compile):
             return self._compile(word)
         return None
 
-    def make(self, place: int, ticket: int) -> None:
-        """Makes the mask that a place is asked for; of a sample that has ended none, and nobody waits for it."""
+    def make(self, place: int, ticket: int) -> bool:
+        """Makes the mask that a place is asked for; of a sample that has ended none, and nobody waits for it. Returns
+        whether it took long."""
         matcher, board = self._samples.get(place), self._board
         if matcher is None:
             board.made[place] = ticket
-            return
+            return False
         begun, token = time.perf_counter(), int(board.token[place])
         if token != AS_IT_STANDS:
             matcher.accept(token)
@@ -159,11 +168,13 @@ class MaskDesk:
         for each in certain:
             matcher.accept(each)
         board.put(place, ticket, certain, matcher.mask())
-        took = time.perf_counter() - begun
-        if took > SLOW:
-            self._seconds[place] = took
+        self._others = 0 if place in self._slow else self._others + 1
+        slow = time.perf_counter() - begun > SLOW
+        if slow:
+            self._slow.add(place)
         else:
-            self._seconds.pop(place, None)
+            self._slow.discard(place)
+        return slow
 
     def _compile(self, word: Compile) -> Compiled:
         try:
@@ -192,7 +203,8 @@ def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
                 if reply is not None:
                     channel.sendall(frame(reply))
         for place, ticket in due[:ROUND]:
-            desk.make(place, ticket)
+            if desk.make(place, ticket):
+                break
         if due:
             worked = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Sleep on a GPU: memory that other processes can have, captured steps that answer as before behind it."""
+"""Sleep and end on a GPU: memory that others can have, captured steps that answer as before behind a sleep."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ def test_memory_is_the_devices_again_and_answers_stay(knobs: dict[str, str]) -> 
             told = [[[o.token_ids for o in out.outputs] for out in outs] for outs in (before, after)]
             assert told[0] == told[1], f"behind a sleep of level {level}"
             assert llm.engine.runner.describe()["graphs"]["sizes"] == about["graphs"]["sizes"]
+
+
+def test_a_closed_engine_leaves_its_memory_to_the_next() -> None:
+    before = torch.cuda.memory_reserved()
+    with LLM("demo", device="cuda", kv_cache_tokens=KV_TOKENS, max_num_seqs=64) as llm:
+        llm.generate(PROMPTS, ASK, use_tqdm=False)
+        held = llm.engine.runner.describe()["kv_bytes"]
+    assert torch.cuda.memory_reserved() - before < 0.1 * held

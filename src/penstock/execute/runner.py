@@ -180,13 +180,17 @@ class TorchRunner:
         return dict(self._about)
 
     def close(self) -> None:
-        """Ends the device's thread and lets go of weights, KV and rows. Flights that wait fail. Twice is once."""
+        """Ends the device's thread and gives the memory of weights, KV and rows back, which the next runner of this
+        process may take. Flights that wait fail. Twice is once."""
         if not self._closed:
+            device = self._model.device
             self._closed = True
             self._executor.close()
             self._masks.close()
             self._state = self._resting = self.beside = self._beside = None
             del self._model, self._made
+            if device.type == "cuda":
+                give_back(device)
             self.at_close()
 
     @property

@@ -46,6 +46,7 @@ class Graphs:
         self.hidden = hidden
         self.by_size: dict[int, Captured] = {}
         self._met: set[tuple[int | str, ...]] = set()  # steps without a graph that came once
+        self._full = False
         self.by_tokens: dict[int, torch.cuda.CUDAGraph] = {}  # of one row and a chunk
         self._sizes: list[int] = []  # in order
         self.seconds, self.bytes = 0.0, 0
@@ -102,12 +103,14 @@ class Graphs:
         return there.get((every, forces))
 
     def _comes_again(self, *step: int | str) -> bool:
-        """Whether a step is to be captured: it came before, and there is room. One that comes once isn't worth it."""
-        if step not in self._met:
+        """Whether a step is to be captured: it came before, and there is room. One that comes once isn't worth it, and
+        where room has run out nothing is captured any more."""
+        if self._full or step not in self._met:
             self._met.add(step)
             return False
         largest = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-        return torch.cuda.mem_get_info()[0] > largest + SPARE_BYTES
+        self._full = torch.cuda.mem_get_info()[0] <= largest + SPARE_BYTES
+        return not self._full
 
     def _one_forward(self, size: int, grouped: bool, launch: Forward) -> torch.cuda.CUDAGraph:
         return self._one(lambda: self.hidden[:size].copy_(launch(size, grouped)))

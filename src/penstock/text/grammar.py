@@ -31,6 +31,11 @@ Words = NDArray[np.int32]
 # Between JSON's parts: a space, or a line's end and its indent. Models loop where there may be more.
 WHITESPACE = r"( |\r?\n[ \t]{0,64})"
 LONGEST_WHY = 600  # characters of the library's words that an error repeats
+# The vocabulary in slices for the library: where a text may go on by as many characters as the longest token of a slice
+# has, the slice is taken whole, and only the tokens beyond it are walked. With its own, {1,10} and {1,30}, a mask with
+# 10 to 29 characters left took 1.1 ms of 128,256 tokens; with these 0.25 to 0.85, and one of 100 schemas' 14 % less.
+_TEXT = r'[^"\\\x00-\x1F\x7F]'
+SLICES = (r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{most}}}" for most in (5, 8, 10, 12, 14, 16, 20, 24, 30)), f"{_TEXT}+")
 FEW = 64  # words of a mask that name tokens, up to which it is asked whether one text is forced: that takes 20 to 80 us
 
 
@@ -183,7 +188,7 @@ class GrammarCompiler:
         self._ends = tuple(ends)
         self._words = -(-tokenizer.vocab_size // 32)
         vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, ends[0]))
-        self._tokenizer = LLTokenizer(vocabulary, n_vocab=tokenizer.vocab_size, eos_token=[*ends])
+        self._tokenizer = LLTokenizer(vocabulary, n_vocab=tokenizer.vocab_size, eos_token=[*ends], slices=[*SLICES])
 
     def compile(self, text: str) -> CompiledGrammar:
         """Compiles grammar_text's, and makes its first mask, which is the dearest. Raises UsageError."""

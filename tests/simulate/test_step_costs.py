@@ -59,6 +59,24 @@ def test_a_prefix_is_read_together(costs: StepCosts) -> None:
     assert costs.seconds(plan) == pytest.approx(alone + together, rel=1e-6)
 
 
+@pytest.mark.parametrize(("rows", "extra"), [(16, 8.0), (40, 14.0), (64, 20.0)])
+def test_prefixes_in_steps_of_few_rows_and_of_many(rows: int, extra: float) -> None:
+    """Groups of 8 behind 100 tokens add 8 s to 16 rows and 20 to 64: straight between."""
+    timed = [(16, 0.0), (64, 0.0), (16, 8.0), (64, 20.0)]  # rows, what a prefix adds
+    columns = [(count, context, shared) for shared in (0, 1) for count, _ in timed[:2] for context in (0, 1000)]
+    table = StepSeconds(
+        rows=[count for count, _, _ in columns],
+        context=[context for _, context, _ in columns],
+        prompt_tokens=[0] * 8,
+        prompt_length=[0] * 8,
+        shared=[100 * shared for _, _, shared in columns],
+        members=[8 * shared for _, _, shared in columns],
+        seconds=[1.0 + dict(timed[2:])[count] * shared for count, _, shared in columns],
+    )
+    plan = plan_of([100] * rows, groups=[(8, 100)] * (rows // 8))
+    assert StepCosts(table, "made").seconds(plan) == pytest.approx(1.0 + extra, rel=1e-6)
+
+
 def test_steps_that_follow_each_other_take_what_each_takes(costs: StepCosts) -> None:
     each = [costs.seconds(plan_of([300 + n] * 16, groups=[(8, 256)])) for n in range(1, 6)]
     assert costs.next_seconds(plan_of([300] * 16, groups=[(8, 256)]), 5) == pytest.approx(each, rel=1e-9)

@@ -88,9 +88,9 @@ def _grid(runner: TorchRunner) -> Iterator[TimedStep]:
     for n in (tokens, min(512, tokens)):
         yield from (TimedStep(0, 0, n, length) for length in (min(n, runner.max_model_len - 1), 16))
     if runner.grouping:
-        rows = min(most, 1024)
-        members = {n: None for n in (*_MEMBERS, rows) if n <= rows}
-        yield from (TimedStep(rows, FEW, 0, 0, shared, n) for shared in _SHARED for n in members)
+        for rows in dict.fromkeys((min(most, 1024), most)):
+            members = {n: None for n in (*_MEMBERS, rows) if n <= rows}
+            yield from (TimedStep(rows, FEW, 0, 0, shared, n) for shared in _SHARED for n in members)
     yield from (TimedStep(rows, context) for rows in near for context in _contexts(runner, rows))
     yield from (step for rows in (1, 16, 128, 1024, 4096) if rows < most for step in _beside(rows, tokens))
 
@@ -219,7 +219,7 @@ class _Plans:
         sizes = sizes[sizes > 0]
         table = self._chunked + np.arange(self._of_chunk, dtype=np.int32)
         return Chunks(
-            tokens=np.zeros(tokens, np.int32),
+            tokens=np.random.default_rng(0).integers(self._runner.vocab_size, size=tokens, dtype=np.int32),
             start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
             context=np.zeros(sizes.size, np.int32),
             blocks=np.broadcast_to(table, (sizes.size, self._of_chunk)).astype(np.int32),

@@ -6,7 +6,8 @@ A step's seconds are a sum, each part from timed steps that differ in that part 
     prompts    what so many prompt tokens add beside so many rows, in prompts of usual length
     chunks     what it adds that they are of more prompts, or of longer ones: by prompts, and by pairs of a token and
                one before it
-    groups     what a prefix costs that rows read together: by rows, and by pairs of a row and a token
+    groups     what a prefix costs that rows read together: by rows, and by pairs of a row and a token, in steps of few
+               rows and of many
 
 Lines go on past the last timed step to twice its tokens, since K and V are read at one rate; rows don't. Anything
 outside is refused by name. It knows a table and step plans; no scheduler, no clock.
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.artifact.manifest import USUAL_PROMPT, StepSeconds
 from penstock.errors import UsageError
-from penstock.schedule.step import Chunks, StepPlan
+from penstock.schedule.step import Chunks, Int32, Int64, StepPlan
 
 BEYOND = 2.0  # times the last timed step's tokens
 Float64 = NDArray[np.float64]
@@ -84,6 +85,29 @@ class _Sheet:
         return BEYOND * self._lines[self.rows[bisect_right(self.rows, rows) - 1]].last
 
 
+class _Groups:
+    """What a prefix that rows read together costs in steps of so many rows: seconds a row, and a pair of a row and a
+    shared token, by the members of its group [members + 1]; straight over their logarithm."""
+
+    def __init__(self, rows: int, extra: Mapping[int, Mapping[int, float]]) -> None:
+        """extra: members -> shared tokens -> seconds a row."""
+        self.rows = rows
+        timed, by_row, by_shared = list[int](), list[float](), list[float]()
+        for members, points in sorted(extra.items()):
+            (few, cheap), (many, dear) = (f(points.items()) for f in (min, max))
+            timed.append(members)
+            by_shared.append(max(0.0, dear - cheap) / (many - few) if many > few else dear / many)
+            by_row.append(max(0.0, dear - by_shared[-1] * many))
+        every = np.log(np.maximum(1, np.arange(timed[-1] + 1)))
+        self._by_row, self._by_shared = (np.interp(every, np.log(timed), each) for each in (by_row, by_shared))
+
+    def seconds(self, members: Int32, pairs: Int64) -> float:
+        """Returns what groups of so many members cost [groups], which share so many pairs. One of more members than any
+        that was timed costs each of them no more."""
+        each = np.minimum(members, self._by_row.size - 1)
+        return float(self._by_row.take(each) @ members + self._by_shared.take(each) @ pairs)
+
+
 class StepCosts:
     """A table, made ready. name: where it is from, for who is refused."""
 
@@ -102,7 +126,8 @@ class StepCosts:
             raise UsageError(f"{name} times no step of rows at two contexts: measure it again")
         self._prompts = _Sheet(self._beside())
         self._by_prompt, self._by_pair = self._by_length()
-        self._by_row, self._by_shared = self._groups()
+        self._groups = self._groups_timed()
+        self._group_rows = np.array([each.rows for each in self._groups])
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -154,15 +179,17 @@ class StepCosts:
     def _together(self, plan: StepPlan) -> tuple[float, int]:
         """Seconds of the prefixes that groups read together, and (row, token) pairs of them."""
         members = plan.group_start[1:] - plan.group_start[:-1]
-        pairs = members * plan.group_length.astype(np.int64)
-        if not self._by_row.size:
+        pairs, rows = members * plan.group_length.astype(np.int64), plan.rows.size
+        if not self._groups:
             raise UsageError(
                 f"{self._name} has no steps of rows that share a prefix, and this load makes some: measure it again, "
                 "or leave sharing out (--prefix-groups off)"
             )
-        # A group of more members than any that was timed costs each of them no more.
-        each = np.minimum(members, self._by_row.size - 1)
-        return float(self._by_row.take(each) @ members + self._by_shared.take(each) @ pairs), int(pairs.sum())
+        timed = self._group_rows
+        # As many of these groups as the timed step had rows for; straight between, past both ends by the row.
+        seconds = np.array([each.seconds(members, pairs) * each.rows / rows for each in self._groups])
+        near = min(max(rows, timed[0]), timed[-1])
+        return float(np.interp(near, timed, seconds) * rows / near), int(pairs.sum())
 
     # --- made once ----------------------------------------------------------------------------------------------------
 
@@ -192,21 +219,11 @@ class StepCosts:
                 by_pair = max(0.0, (alone[tokens, long] - base + fewer) / (tokens * (long - usual) / 2))
         return by_prompt, by_pair
 
-    def _groups(self) -> tuple[Float64, Float64]:
-        """Seconds a row, and a pair of a row and a shared token, by the members of its group [members + 1]: straight
-        over their logarithm."""
-        extra: dict[int, dict[int, float]] = defaultdict(dict)
+    def _groups_timed(self) -> list[_Groups]:
+        """What prefixes cost in steps of as many rows as were timed, fewest first."""
+        extra: dict[int, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
         for (rows, context, _, _, shared, members), seconds in self._seen.items():
             if members > 1:
                 alone = self._plain.one(rows, context)
-                extra[members][shared] = max(0.0, seconds - alone) / rows
-        timed, by_row, by_shared = list[int](), list[float](), list[float]()
-        for members, points in sorted(extra.items()):
-            (few, cheap), (many, dear) = (f(points.items()) for f in (min, max))
-            timed.append(members)
-            by_shared.append(max(0.0, dear - cheap) / (many - few) if many > few else dear / many)
-            by_row.append(max(0.0, dear - by_shared[-1] * many))
-        if not timed:
-            return np.zeros(0), np.zeros(0)
-        every = np.log(np.maximum(1, np.arange(timed[-1] + 1)))
-        return np.interp(every, np.log(timed), by_row), np.interp(every, np.log(timed), by_shared)
+                extra[rows][members][shared] = max(0.0, seconds - alone) / rows
+        return [_Groups(rows, by_members) for rows, by_members in sorted(extra.items())]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # of a round
 ROUND_SECONDS = 0.1  # of one, past LEAST_STEPS
 ROUNDS = 3  # the least of them counts: whatever else a machine does only adds
 ENTRY_SECONDS = 2.0  # past which an entry gets no further round
+MUCH = 0.5  # of a step's seconds: where launching it takes so much, the device may wait for the host
 FEW = 64  # tokens before rows that prompts stand beside
 _CONTEXT = (FEW, 1024, 8192, 32768)
 _MEMBERS, _SHARED = (2, 8, 32, 128, 1024), (256, 1024)
@@ -48,15 +49,17 @@ def time_steps(
     """Returns the table, as much of it as the time allows: `first`, then the grid, from its corners inwards. clock: of
     the steps' seconds."""
     end = time.monotonic() + seconds
-    timed, took = list[TimedStep](), list[float]()
+    timed, took, device = list[TimedStep](), list[float](), list[float]()
     for step in dict.fromkeys([*first, *_grid(runner)]):
         if took and time.monotonic() > end:
             break
         if _Plans(runner, step).fit:
             timed.append(step)
-            took.append(float(f"{_seconds(runner, step, clock):.4g}"))
+            both = _seconds(runner, step, clock)
+            for column, seconds_of in zip((took, device), both, strict=True):
+                column.append(float(f"{seconds_of:.4g}"))
     columns = {name: [getattr(step, name) for step in timed] for name in TimedStep._fields}
-    return StepSeconds(**columns, seconds=took, engine=held_by(runner))
+    return StepSeconds(**columns, seconds=took, device_seconds=device, engine=held_by(runner))
 
 
 def held_by(runner: TorchRunner) -> TimedEngine:
@@ -116,20 +119,32 @@ def _contexts(runner: TorchRunner, rows: int) -> list[int]:
     return [most, *(n for n in _CONTEXT if n < most * 0.7)] if most > 0 else []
 
 
-_STEPS = WARM + ROUNDS * MOST_STEPS  # that an entry takes at most
+_STEPS = WARM + ROUNDS * (MOST_STEPS + 2)  # that an entry takes at most
 
 
-def _seconds(runner: TorchRunner, step: TimedStep, clock: Callable[[], float]) -> float:
-    """Seconds of one step: the mean of some that follow each other, where that is least."""
+def _seconds(runner: TorchRunner, step: TimedStep, clock: Callable[[], float]) -> tuple[float, float]:
+    """Seconds of one step, the mean of some that follow each other, where that is least; and those of the device."""
     plans = _Plans(runner, step)
     run_ahead(runner, plans.next, WARM)
-    steps, found = LEAST_STEPS, list[float]()
+    steps, found, host = LEAST_STEPS, list[float](), list[float]()
     while len(found) < ROUNDS and sum(found) * steps < ENTRY_SECONDS:
         begun = clock()
-        run_ahead(runner, plans.next, steps)
+        host += run_ahead(runner, plans.next, steps)
         found.append((clock() - begun) / steps)
         steps = max(LEAST_STEPS, min(MOST_STEPS, int(ROUND_SECONDS / found[-1])))
-    return min(found)
+    least = min(found)
+    if not step.prompt_tokens or sorted(host)[len(host) // 2] < MUCH * least:
+        return least, least
+    return least, min(least, *(_behind_prompts(runner, plans, clock) for _ in range(ROUNDS)))
+
+
+def _behind_prompts(runner: TorchRunner, plans: _Plans, clock: Callable[[], float]) -> float:
+    """Seconds of a step that lies ready when the device comes to it: it was launched while that had prompts to do."""
+    long, step = runner.launch(plans.prompts()), runner.launch(plans.next())
+    long.fetch()
+    begun = clock()
+    step.fetch()
+    return clock() - begun
 
 
 def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> list[float]:
@@ -183,6 +198,13 @@ class _Plans:
         longest = max(step.shared + step.context + _STEPS + 1 if step.rows else 0, step.prompt_length)
         blocks = self._chunked + self._of_chunk
         return tokens and step.rows <= runner.max_rows and longest < runner.max_model_len and blocks < runner.num_blocks
+
+    def prompts(self) -> StepPlan:
+        """Returns a step of as many prompt tokens as there may be, and of no rows."""
+        tokens = self._runner.max_batched_tokens
+        length = min(tokens, USUAL_PROMPT, self._runner.max_model_len - 1)
+        self._number += 1
+        return replace(_Plans(self._runner, TimedStep(0, 0, tokens, length)).next(), number=self._number - 1)
 
     def next(self) -> StepPlan:
         number, step = self._number, self._step

@@ -187,7 +187,8 @@ class ReplicaEngines:
                     self._run(job.submit_some())
                 if not job.open and not job.backlog:
                     return
-                news = _next(job.news)
+                # While replicas take all that is pulled, the next prompts wait for nothing that runs.
+                news = _next(job.news, TURN if job.last or job.backlog else 0.0)
                 heard = time.monotonic() if news or self.replicas.alive else heard
                 if time.monotonic() - heard > NONE_READY:
                     raise EngineError(f"no replica was ready for {NONE_READY:g} s: their last words are above")
@@ -250,11 +251,11 @@ def _refused(error: PenstockError) -> Delta:
     return Delta(-1, -1, finish_reason="error", error=str(error))
 
 
-def _next(news: queue.SimpleQueue[_News]) -> list[_News]:
-    """What has come by now; waits a moment for the first."""
+def _next(news: queue.SimpleQueue[_News], seconds: float) -> list[_News]:
+    """What has come by now; waits so long for the first."""
     found: list[_News] = []
     try:
-        found.append(news.get(timeout=TURN))
+        found.append(news.get(timeout=seconds))
         while True:
             found.append(news.get_nowait())
     except queue.Empty:

@@ -109,8 +109,7 @@ class ModelledReplica:
             return None
         plan = self.scheduler.plan()
         if plan is not None:
-            seconds = self._costs.seconds(plan)
-            self._launched(seconds)
+            self._launched(self._costs.seconds(plan), self._costs.waits(plan))
             self.flights.append((plan, *self.device.launch(plan), self._free))
         if not self.flights or (plan is not None and len(self.flights) <= self._ahead):
             assert plan is not None or self.flights or not self.scheduler.plan_is_stuck(), self.scheduler.stats()
@@ -137,10 +136,14 @@ class ModelledReplica:
         """Requests that it has taken in."""
         return len(self._numbers)
 
-    def _launched(self, seconds: float) -> None:
+    def _launched(self, seconds: float, waits: float = 0.0) -> None:
+        """waits: of the seconds, those in which the device has nothing of this step yet, since the host is at it."""
         self._pace.launched(self.now)
-        self._free = max(self.now, self._free) + seconds
-        self.busy += seconds
+        begun, self._free = self.now, max(self.now, self._free) + seconds - waits
+        if waits:
+            self.now = begun + seconds  # launching takes all of it
+            self._free = max(self._free, self.now)
+        self.busy += seconds - waits
         self.steps += 1
 
     def _read(self, plan: StepPlan) -> None:

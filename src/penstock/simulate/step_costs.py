@@ -9,6 +9,8 @@ A step's seconds are a sum, each part from timed steps that differ in that part 
     groups     what a prefix costs that rows read together: by rows, and by pairs of a row and a token, in steps of few
                rows and of many
 
+A step that is launched while the device has others to do takes it less: `waits` says how much.
+
 Lines go on past the last timed step to twice its tokens, since K and V are read at one rate; rows don't. Anything
 outside is refused by name. It knows a table and step plans; no scheduler, no clock.
 """
@@ -116,7 +118,9 @@ class StepCosts:
         none = [0] * len(table.rows)
         columns = (table.rows, table.context, table.prompt_tokens, table.prompt_length or none, table.shared or none,
                    table.members or none)  # fmt: skip
-        self._seen = dict(zip(zip(*columns, strict=True), table.seconds, strict=True))
+        steps = list(zip(*columns, strict=True))
+        self._seen = dict(zip(steps, table.seconds, strict=True))
+        device = dict(zip(steps, table.device_seconds or table.seconds, strict=True))
         plain: dict[int, dict[int, float]] = defaultdict(dict)
         for (rows, context, prompts, _, shared, _), seconds in self._seen.items():
             if rows and not prompts and not shared:
@@ -124,7 +128,8 @@ class StepCosts:
         self._plain = _Sheet(plain)
         if not self._plain.rows:
             raise UsageError(f"{name} times no step of rows at two contexts: measure it again")
-        self._prompts = _Sheet(self._beside())
+        self._prompts = _Sheet(self._beside(self._seen))
+        self._prompts_alone = _Sheet(self._beside(device))
         self._by_prompt, self._by_pair = self._by_length()
         self._groups = self._groups_timed()
         self._group_rows = np.array([each.rows for each in self._groups])
@@ -143,6 +148,13 @@ class StepCosts:
         if plan.chunks is not None and (tokens := plan.chunks.tokens.size):
             found += self._chunks(rows, tokens, plan.chunks)
         return found
+
+    def waits(self, plan: StepPlan) -> float:
+        """Returns for how many of a step's seconds the device only waits for its launch, if nothing lies before it."""
+        if plan.chunks is None or not (tokens := plan.chunks.tokens.size):
+            return 0.0
+        rows = plan.rows.size
+        return max(0.0, self._prompts.one(rows, tokens) - self._prompts_alone.one(rows, tokens))
 
     def next_seconds(self, plan: StepPlan, steps: int) -> Float64:
         """Returns what the steps behind this one take [steps], each with a token more of each row and no prompts."""
@@ -193,10 +205,10 @@ class StepCosts:
 
     # --- made once ----------------------------------------------------------------------------------------------------
 
-    def _beside(self) -> dict[int, dict[int, float]]:
+    def _beside(self, seen: Mapping[tuple[int, ...], float]) -> dict[int, dict[int, float]]:
         """rows -> prompt tokens -> seconds that they add. None add none."""
         found: dict[int, dict[int, float]] = defaultdict(lambda: {0: 0.0})
-        for (rows, context, prompts, length, *_), seconds in self._seen.items():
+        for (rows, context, prompts, length, *_), seconds in seen.items():
             if prompts and length == min(prompts, USUAL_PROMPT) and rows <= self._plain.rows[-1]:
                 alone = self._plain.one(rows, context) if rows else 0.0
                 found[rows][prompts] = max(0.0, seconds - alone)

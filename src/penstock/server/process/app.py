@@ -135,7 +135,9 @@ async def get_metrics(service: AppState, request: Request) -> Response:
     return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-_FORM, _CHAT, _RESPONSE = (in_json(ref(name)) for name in ("CompletionForm", "ChatForm", "ResponsesForm"))
+_FORM = in_json(ref("CompletionForm"), prompt="Once upon a time", max_tokens=16)
+_CHAT = in_json(ref("ChatForm"), messages=[{"role": "user", "content": "Who are you?"}], max_tokens=16)
+_RESPONSE = in_json(ref("ResponsesForm"), input="Who are you?", max_output_tokens=16)
 _SLEEP_QUERY = asked("level", type="integer", enum=[1, 2]), asked("mode", type="string", enum=[*get_args(Mode)])
 _WAKE_QUERY = (asked("tags", type="array", items={"enum": ["weights", "kv_cache"]}),)
 _FILES_QUERY = (*page(files.MOST_LISTED), asked("order", type="string", enum=["asc", "desc"]))

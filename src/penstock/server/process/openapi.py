@@ -205,7 +205,7 @@ GENERATE: Json = {
 DETOKENIZE: Json = {
     "type": "object",
     "required": ["tokens"],
-    "properties": {"model": _TEXT, "tokens": {"type": "array", "items": _WHOLE}},
+    "properties": {"model": _or_null(_TEXT), "tokens": {"type": "array", "items": _WHOLE}},
     "additionalProperties": False,
 }
 
@@ -321,9 +321,9 @@ class Told:
 BULK: Json = {LINES: {"schema": {**_TEXT, "description": "a completion's body a line, with a custom_id"}}}
 
 
-def in_json(schema: Json) -> Json:
-    """Returns a body of this schema, by its media type."""
-    return {JSON: {"schema": schema}}
+def in_json(schema: Json, **example: Any) -> Json:
+    """Returns a body of this schema, by its media type. example: the fields of one that is served."""
+    return {JSON: {"schema": schema, **({"example": example} if example else {})}}
 
 
 def asked(name: str, **schema: Any) -> Json:

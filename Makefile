@@ -5,7 +5,7 @@
 #   make test     set up, then run every test that this machine can
 #   make check    ruff, mypy, the house's laws, generated docs up to date, the almanac's records
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
-#   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (20 minutes)
+#   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (30 minutes)
 #   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
 #   make docs     write the generated pages anew (docs/cli.md, docs/config.md, docs/coming_from_vllm.md)
 #   make packaging  installs what lints deploy/, Modal's client and Ray; without it `make test` skips those by name

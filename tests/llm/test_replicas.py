@@ -22,7 +22,7 @@ from penstock.engine.replica_stream import Seeds
 from penstock.errors import EngineError, NoReplicaError, UsageError
 from penstock.jobs.monkeys import Options, run_monkeys
 from penstock.jobs.run import run_file
-from penstock.llm import Prompt
+from penstock.llm import Prompt, replicas
 from penstock.llm.replicas import _Asked, _Job
 from penstock.schedule.router import Router
 
@@ -110,6 +110,23 @@ def test_a_stream_is_pulled_as_rows_come_free_and_cancelled_when_left(pair: Pair
     assert pulled[0] < 61 + 2 * 2 * 8 + 2 * 2 * 8 and turns[0] > 3 and pair.at_rest()
     with pytest.raises(UsageError, match="several engines"):
         _ = pair.two.engine
+
+
+def test_what_replicas_have_room_for_is_handed_out_before_news_is_waited_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled, waited, own = [0], list[int](), replicas._next
+
+    def several() -> Iterator[Prompt]:
+        for pulled[0] in range(1, 25):  # more than is pulled at once, and fewer than both have room for
+            yield Prompt(key=pulled[0], prompt=PROMPTS[0], params=SamplingParams(max_tokens=4, ignore_eos=True))
+
+    def watched(news: Any, seconds: float) -> Any:
+        waited.extend([pulled[0]] if seconds else [])
+        return own(news, seconds)
+
+    monkeypatch.setattr(replicas, "_next", watched)
+    assert len(list(pair.two.stream(several()))) == 24 and waited and set(waited) == {24}
 
 
 class Kept:

@@ -77,6 +77,18 @@ def test_prefixes_in_steps_of_few_rows_and_of_many(rows: int, extra: float) -> N
     assert StepCosts(table, "made").seconds(plan) == pytest.approx(1.0 + extra, rel=1e-6)
 
 
+def test_what_a_step_only_waits_for_its_launch() -> None:
+    """Of 6 s that 100 prompt tokens add to 8 rows the device needs 1; it waits for no step without prompts."""
+    table = StepSeconds(
+        rows=[8] * 3, context=[0, 1000, 0], prompt_tokens=[0, 0, 100], prompt_length=[0, 0, 100],
+        seconds=[2.0, 2.0, 8.0], device_seconds=[2.0, 2.0, 3.0],
+    )  # fmt: skip
+    costs, plan = StepCosts(table, "made"), plan_of([0] * 8, [(0, 100)])
+    assert costs.waits(plan) == pytest.approx(5.0) and costs.waits(plan_of([0] * 8)) == 0.0
+    assert costs.seconds(plan) == pytest.approx(8.0) and costs.waits(plan_of([0] * 8, [(0, 50)])) == pytest.approx(2.5)
+    assert StepCosts(made_table(), "without").waits(plan_of([64] * 8, [(0, LENGTH)])) == 0.0
+
+
 def test_steps_that_follow_each_other_take_what_each_takes(costs: StepCosts) -> None:
     each = [costs.seconds(plan_of([300 + n] * 16, groups=[(8, 256)])) for n in range(1, 6)]
     assert costs.next_seconds(plan_of([300] * 16, groups=[(8, 256)]), 5) == pytest.approx(each, rel=1e-9)

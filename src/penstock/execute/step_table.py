@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -133,7 +134,7 @@ def _seconds(runner: TorchRunner, step: TimedStep, clock: Callable[[], float]) -
         found.append((clock() - begun) / steps)
         steps = max(LEAST_STEPS, min(MOST_STEPS, int(ROUND_SECONDS / found[-1])))
     least = min(found)
-    if not step.prompt_tokens or sorted(host)[len(host) // 2] < MUCH * least:
+    if not step.prompt_tokens or median(host) < MUCH * least:
         return least, least
     return least, min(least, *(_behind_prompts(runner, plans, clock) for _ in range(ROUNDS)))
 
@@ -188,6 +189,7 @@ class _Plans:
         self._own = -(-(step.context + _STEPS + 1) // BLOCK_SIZE) if step.rows else 0
         self._of_chunk = -(-step.prompt_length // BLOCK_SIZE)
         self._chunked = 1 + self._groups * self._prefix + step.rows * self._own  # the first block of chunks
+        self._tokens = np.random.default_rng(0).integers(runner.vocab_size, size=step.prompt_tokens, dtype=np.int32)
         self._number = 0
 
     @property
@@ -203,8 +205,8 @@ class _Plans:
         """Returns a step of as many prompt tokens as there may be, and of no rows."""
         tokens = self._runner.max_batched_tokens
         length = min(tokens, USUAL_PROMPT, self._runner.max_model_len - 1)
-        self._number += 1
-        return replace(_Plans(self._runner, TimedStep(0, 0, tokens, length)).next(), number=self._number - 1)
+        number, self._number = self._number, self._number + 1
+        return replace(_Plans(self._runner, TimedStep(0, 0, tokens, length)).next(), number=number)
 
     def next(self) -> StepPlan:
         number, step = self._number, self._step
@@ -241,7 +243,7 @@ class _Plans:
         sizes = sizes[sizes > 0]
         table = self._chunked + np.arange(self._of_chunk, dtype=np.int32)
         return Chunks(
-            tokens=np.random.default_rng(0).integers(self._runner.vocab_size, size=tokens, dtype=np.int32),
+            tokens=self._tokens.copy(),
             start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
             context=np.zeros(sizes.size, np.int32),
             blocks=np.broadcast_to(table, (sizes.size, self._of_chunk)).astype(np.int32),

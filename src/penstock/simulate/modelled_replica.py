@@ -139,9 +139,9 @@ class ModelledReplica:
     def _launched(self, seconds: float, waits: float = 0.0) -> None:
         """waits: of the seconds, those in which the device has nothing of this step yet, since the host is at it."""
         self._pace.launched(self.now)
-        begun, self._free = self.now, max(self.now, self._free) + seconds - waits
+        self._free = max(self.now, self._free) + seconds - waits
         if waits:
-            self.now = begun + seconds  # launching takes all of it
+            self.now += seconds  # launching takes all of it
             self._free = max(self._free, self.now)
         self.busy += seconds - waits
         self.steps += 1

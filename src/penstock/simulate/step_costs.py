@@ -128,8 +128,7 @@ class StepCosts:
         self._plain = _Sheet(plain)
         if not self._plain.rows:
             raise UsageError(f"{name} times no step of rows at two contexts: measure it again")
-        self._prompts = _Sheet(self._beside(self._seen))
-        self._prompts_alone = _Sheet(self._beside(device))
+        self._prompts, self._waits = map(_Sheet, self._beside(device))
         self._by_prompt, self._by_pair = self._by_length()
         self._groups = self._groups_timed()
         self._group_rows = np.array([each.rows for each in self._groups])
@@ -153,8 +152,7 @@ class StepCosts:
         """Returns for how many of a step's seconds the device only waits for its launch, if nothing lies before it."""
         if plan.chunks is None or not (tokens := plan.chunks.tokens.size):
             return 0.0
-        rows = plan.rows.size
-        return max(0.0, self._prompts.one(rows, tokens) - self._prompts_alone.one(rows, tokens))
+        return max(0.0, self._waits.one(plan.rows.size, tokens))
 
     def next_seconds(self, plan: StepPlan, steps: int) -> Float64:
         """Returns what the steps behind this one take [steps], each with a token more of each row and no prompts."""
@@ -197,22 +195,23 @@ class StepCosts:
                 f"{self._name} has no steps of rows that share a prefix, and this load makes some: measure it again, "
                 "or leave sharing out (--prefix-groups off)"
             )
-        timed = self._group_rows
         # As many of these groups as the timed step had rows for; straight between, past both ends by the row.
         seconds = np.array([each.seconds(members, pairs) * each.rows / rows for each in self._groups])
-        near = min(max(rows, timed[0]), timed[-1])
-        return float(np.interp(near, timed, seconds) * rows / near), int(pairs.sum())
+        near = min(max(rows, self._groups[0].rows), self._groups[-1].rows)
+        return float(np.interp(near, self._group_rows, seconds) * rows / near), int(pairs.sum())
 
     # --- made once ----------------------------------------------------------------------------------------------------
 
-    def _beside(self, seen: Mapping[tuple[int, ...], float]) -> dict[int, dict[int, float]]:
-        """rows -> prompt tokens -> seconds that they add. None add none."""
-        found: dict[int, dict[int, float]] = defaultdict(lambda: {0: 0.0})
-        for (rows, context, prompts, length, *_), seconds in seen.items():
+    def _beside(self, device: Mapping[tuple[int, ...], float]) -> list[dict[int, dict[int, float]]]:
+        """rows -> prompt tokens -> seconds that they add, and of these such as the device waits. None add none."""
+        found, waits = (defaultdict[int, dict[int, float]](lambda: {0: 0.0}) for _ in range(2))
+        for step, seconds in self._seen.items():
+            rows, context, prompts, length, *_ = step
             if prompts and length == min(prompts, USUAL_PROMPT) and rows <= self._plain.rows[-1]:
                 alone = self._plain.one(rows, context) if rows else 0.0
-                found[rows][prompts] = max(0.0, seconds - alone)
-        return found
+                added, needed = (max(0.0, each - alone) for each in (seconds, device[step]))
+                found[rows][prompts], waits[rows][prompts] = added, added - needed
+        return [found, waits]
 
     def _by_length(self) -> tuple[float, float]:
         """Seconds of a prompt more at the same tokens, and of a pair of tokens more."""

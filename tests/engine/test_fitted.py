@@ -14,7 +14,7 @@ import pytest
 from made_artifact import BINARY, MANIFEST, edit, flip, make_artifact
 
 from penstock import LLM, SamplingParams
-from penstock.artifact.manifest import BuiltOn, read_manifest
+from penstock.artifact.manifest import BuiltFor, BuiltOn, read_manifest
 from penstock.config import Config
 from penstock.engine import fitted
 from penstock.engine.fitted import differences, fit, ranks_of
@@ -46,6 +46,16 @@ def test_what_was_left_alone_is_the_artifacts_and_what_was_named_is_the_users(fo
     assert found.config.memory.max_model_len is None, "it bounds no request"
     again = Config.of(**found.config.told())
     assert again.batching.max_num_seqs == 48 and fit_of(folder, max_num_seqs=7).config.batching.max_num_seqs == 7
+
+
+@pytest.mark.parametrize(("samples", "shared", "plain"), [(16, 15, True), (32, 0, False), (16, 48, False)])
+def test_graphs_of_shared_prefixes_are_left_for_later_where_the_work_shares_none(
+    samples: int, shared: int, plain: bool, folder: Path
+) -> None:
+    lengths = {"prompt_tokens": 64, "longest_prompt": 64, "output_tokens": 9, "longest_output": 9}
+    work = BuiltFor(told="64x9:4", prompts=16, samples=samples, concurrency=4, shared_tokens=shared, **lengths)
+    edit(folder, built_for=[msgspec.structs.replace(work, samples=16, shared_tokens=0), work])
+    assert fit_of(folder).config.plain_graphs == plain and not Config().plain_graphs
 
 
 def test_an_artifact_is_for_so_many_ranks(tmp_path: Path) -> None:

@@ -55,6 +55,27 @@ def test_a_step_is_captured_when_it_comes_again(free: list[int]) -> None:
     assert graphs.size_for(20) is None, "no other size is padded to it"
 
 
+def test_a_size_that_was_left_for_later_is_captured_as_soon_as_it_comes(free: list[int]) -> None:
+    graphs = Graphs(torch.zeros(32, 4))
+    graphs.capture_later([8, 24])
+    assert [graphs.size_for(rows) for rows in (1, 8, 9, 24, 25)] == [8, 8, 24, 24, None]
+    assert graphs.forward(24, False, _states) is not None and graphs.forward(16, False, _states) is None
+
+
+def test_rows_and_chunks_are_captured_when_they_come_again(free: list[int]) -> None:
+    graphs, launched = Graphs(torch.zeros(32, 4)), list[int]()
+
+    def launch() -> torch.Tensor:
+        launched.append(1)
+        return torch.full((48, 4), 3.0)
+
+    assert graphs.with_chunks(16, 48, False, launch) is None and not launched
+    graph = graphs.with_chunks(16, 48, False, launch)
+    assert graph is not None and graphs.with_chunks(16, 48, False, launch) is graph and len(launched) == 1
+    assert (graphs.hidden[:16] == 3).all() and not graphs.hidden[16:].any(), "the rows' states, for their draw"
+    assert graphs.with_chunks(16, 48, True, launch) is None, "with prefix groups"
+
+
 def test_where_room_has_run_out_nothing_is_captured_any_more(free: list[int]) -> None:
     graphs = Graphs(torch.zeros(32, 4))
     graphs.forward(24, False, _states)

@@ -9,10 +9,14 @@ import torch
 from penstock.execute import packing
 from penstock.execute.graphs import coarse_first
 from penstock.execute.padding import (
+    BESIDE_CHUNKS,
+    CHUNK_GRAPHS,
     GRAPH_ROWS,
+    chunk_capacity,
     graph_sizes,
     group_capacity,
     padded,
+    padded_beside,
     padded_tokens,
     sizes_up_to,
 )
@@ -41,6 +45,20 @@ def test_sizes_hold_their_rows_and_are_few() -> None:
     assert (padded(0), group_capacity(0), group_capacity(1)) == (0, 0, 0)
     assert all(group_capacity(size) & (group_capacity(size) - 1) == 0 for size in sizes_up_to(8192))
     assert [padded_tokens(tokens) for tokens in (0, 1, 16, 17)] == [0, 16, 16, 32]
+
+
+def test_rows_and_prompts_beside_them_are_of_few_kinds_where_they_are_few() -> None:
+    kinds = set()
+    for rows in range(600):
+        for tokens in range(1, 700, 3):
+            size, whole, few = padded_beside(rows, tokens)
+            assert size >= rows and whole >= size + tokens and whole % 16 == 0
+            assert size <= max(rows + 16, rows * 5 // 4) and whole - size <= tokens + 64 + 16
+            assert few or rows in (0, *range(513, 600)) or tokens > 512 - 16
+            kinds |= {(size, whole)} if few else set()
+    assert len(kinds) < 180
+    assert {padded_beside(1, tokens - 1)[1] for tokens in CHUNK_GRAPHS} == set(CHUNK_GRAPHS), "captured at the start"
+    assert chunk_capacity(1) == BESIDE_CHUNKS
 
 
 def test_every_step_up_to_the_largest_graph_has_one_that_is_little_larger() -> None:

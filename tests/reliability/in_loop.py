@@ -55,6 +55,8 @@ class Here:
             if not any(left.values()):
                 break
             await asyncio.sleep(0.02)
+        if left["tasks"]:
+            print(*asyncio.all_tasks(), sep="\n")  # for whose assertion fails
         return left
 
 

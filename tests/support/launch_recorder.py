@@ -110,7 +110,7 @@ def open_recorded(config: Config, folder: Path) -> TorchRunner:
     for tokens in CHUNK_GRAPHS:
         if tokens <= step.columns.tokens.shape[0]:
             with torch.inference_mode():
-                step.launch_forward(1, False, replace(step._one_chunk, tokens=tokens - 1))
+                step._launch_of_few(1, tokens, False)()
     return runner
 
 

@@ -28,7 +28,7 @@ from penstock.execute.device_sampler import EVERY, MOST, PLAIN, DeviceSampler
 from penstock.execute.executor import Outcome
 from penstock.execute.graphs import Graphs
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.padding import CHUNK_GRAPHS, EXACT, PADDED, chunk_capacity
+from penstock.execute.padding import BESIDE_CHUNKS, BESIDE_TOKENS, CHUNK_GRAPHS, EXACT, PADDED, BesideSizes
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.sampling_mirror import SamplingMirror
@@ -80,21 +80,21 @@ class DeviceStep:
         self._masks = masks
         self.max_rows = rows.length.shape[0] - 1
         self.sizes = PADDED if ops.compiled else EXACT
-        capacity, device = self.sizes.rows(self.max_rows), rows.device
+        capacity, device = max(self.sizes.rows(self.max_rows), self.sizes.beside(self.max_rows, 1).rows), rows.device
         most_groups = self.sizes.groups(capacity, capacity)
         self.staging = Staging(capacity, most_groups, device)
-        self.columns = StepTensors.of(self.sizes.tokens(capacity + max_tokens) + ALIGNED, device)
+        self.columns = StepTensors.of(capacity + max_tokens + BESIDE_TOKENS[-1] + ALIGNED, device)
         self.draw = DeviceSampler(model, ops, rows, kv.slot_token, slice_rows, capacity, mask_slots)
         width = rows.block_table.shape[1]
         # For graphs, one address; in plain torch a step's lie where they were staged.
         self.group_blocks = torch.zeros(most_groups if ops.compiled else 0, width, dtype=torch.int32, device=device)
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
-        # Where graphs of one row and a chunk find the chunk: as packing.pack_chunks gives it, at one address.
-        self._one_chunk = PrefillInputs(
-            start=torch.zeros(chunk_capacity(1) + 1, dtype=torch.int32, device=device),
-            context=torch.zeros(chunk_capacity(1), dtype=torch.int32, device=device),
-            block_table=torch.zeros((1, -(-width // 16) * 16), dtype=torch.int32, device=device),
+        # Where graphs of rows and chunks find the chunks: as packing.pack_chunks gives them, at one address.
+        self._few_chunks = PrefillInputs(
+            start=torch.zeros(BESIDE_CHUNKS + 1, dtype=torch.int32, device=device),
+            context=torch.zeros(BESIDE_CHUNKS, dtype=torch.int32, device=device),
+            block_table=torch.zeros((BESIDE_CHUNKS, -(-width // 16) * 16), dtype=torch.int32, device=device),
             tokens=0,
         )
         self._copier = ops.block_copier(kv.by_block)
@@ -102,38 +102,41 @@ class DeviceStep:
         self._drafting = False  # whether the step has drafts
         self._forwarded: _Forwarded | None = None  # the step whose draw is still to be launched
 
-    def capture(self, grouping: bool, sizes: Sequence[int], room: int | None) -> dict[str, Any]:
+    def capture(self, sizes: Sequence[int], grouping: bool, asking: bool, room: int | None) -> dict[str, Any]:
         """Compiles and captures decode steps of `sizes` rows -> what that was, for describe().
 
-        room: bytes that graphs may take; None: other ranks capture the same sizes, so all of them.
+        room: bytes that graphs may take; None: other ranks capture the same sizes, so all of them. grouping, asking:
+        steps with prefix groups, and draws with all that rows may ask. Without `asking` as little as there may be:
+        sizes a factor of two apart; the others are captured when they are met.
 
         No rows may live yet: it runs dead ones.
         """
-        rows, width = self.sizes.rows(self.max_rows), self.model.config.hidden_size
+        rows, width = self.staging.rows.shape[0], self.model.config.hidden_size
         hidden = torch.zeros(rows, width, dtype=self.model.dtype, device=self.rows.device)
         self.staging.rows.fill_(self.max_rows)
-        self.graphs = Graphs(hidden)
-        self.graphs.capture(sizes, grouping, self.launch_forward, self._draw_for_graph, room)
-        captured = self.graphs
+        self.graphs = captured = Graphs(hidden)
+        first = sizes if asking else [size for size in sizes if size & (size - 1) == 0 or size == max(sizes)]
+        captured.capture(first, grouping, asking, self.launch_forward, self._draw_for_graph, room)
+        if not asking:
+            captured.capture_later(sizes)
         for tokens in CHUNK_GRAPHS:
             if tokens <= self.columns.tokens.shape[0] - ALIGNED:
-                chunk = replace(self._one_chunk, tokens=tokens - 1)
-                captured.capture_chunks(tokens, lambda: self.launch_forward(1, False, chunk))  # noqa: B023
+                captured.capture_beside(1, tokens, False, self._launch_of_few(1, tokens, False))
         return {"sizes": sorted(captured.by_size), "seconds": round(captured.seconds, 2), "bytes": captured.bytes}
 
     def step(self, plan: StepPlan) -> Outcome:
         """Launches a step and gives what it leaves on the device; of one that draws late the forward, and nothing."""
-        rows, size = plan.query_rows.size, self._size(plan)
+        rows, sizes = plan.query_rows.size, self._sizes_of(plan)
+        size = sizes.rows
         self._drafting = plan.drafts is not None
         packing.without_groups_past(plan, self.sizes.groups(size, plan.group_length.size))
-        tokens = self._graph_tokens(plan, size)
         self.staging.begin()
         packing.pack_rows(self.staging, plan, size, self.max_rows)
         packing.pack_groups(self.staging, plan, self.sizes.groups(size, plan.group_length.size))
         changes = self._changes(plan)
         chunks = None
         if plan.chunks is not None and plan.chunks.tokens.size:
-            chunks, store = self._chunks(plan.chunks, size, tokens)
+            chunks, store = self._chunks(plan.chunks, sizes)
             changes.append(store)
         self.staging.send()
         for launch in changes:
@@ -141,10 +144,10 @@ class DeviceStep:
         if not rows and chunks is None:
             return Outcome(_NO_TOKENS)
         grouped, graphs = bool(plan.group_length.size), self.graphs
-        if graphs is not None and chunks is not None and tokens:
-            hidden = self._replay_chunk(graphs, chunks, tokens)
-        elif graphs is None or chunks is not None:
-            hidden = self.launch_forward(size, grouped, chunks, plan.group_length.size)
+        if chunks is not None:
+            hidden = self._forward_beside(plan, sizes, grouped, chunks)
+        elif graphs is None:
+            hidden = self.launch_forward(size, grouped, groups=plan.group_length.size)
         elif not grouped and not plan.wants and (whole := graphs.whole(size)) is not None:
             whole.replay()
             return Outcome(self.draw.sampled_ids[:rows])
@@ -164,7 +167,8 @@ class DeviceStep:
         if late is not None:
             self._take_late(plan, late)
         if rows:
-            outcome.logprobs = self._drawn(plan, size, hidden, late is not None and late.forced.size > 0)
+            draws, forces = min(self._draw_size(rows), size), late is not None and late.forced.size > 0
+            outcome.logprobs = self._drawn(plan, draws, hidden, forces)
             outcome.tokens = self.draw.sampled_ids[:rows]
         if plan.chunks is not None and (plan.chunks.prompt_logprobs >= 0).any():
             outcome.prompt_logprobs = self.scorer.score(hidden[size:], plan.chunks)
@@ -187,29 +191,18 @@ class DeviceStep:
 
     # --- before the forward -------------------------------------------------------------------------------------------
 
-    def _size(self, plan: StepPlan) -> int:
-        """What the step's rows run as."""
-        size = self.sizes.rows(plan.query_rows.size)
-        if self.graphs is None or plan.chunks is not None:
-            return size
-        return self.graphs.size_for(plan.query_rows.size) or size
+    def _sizes_of(self, plan: StepPlan) -> BesideSizes:
+        """What the step runs as; of several ranks the same on all, whatever each of them has captured."""
+        rows, chunks = plan.query_rows.size, plan.chunks
+        if chunks is not None and chunks.tokens.size:
+            return self.sizes.beside(rows, chunks.tokens.size)
+        size = self._draw_size(rows)
+        return BesideSizes(size, size, True)
 
-    def _graph_tokens(self, plan: StepPlan, size: int) -> int:
-        """Tokens of the graph that a step of one row and one chunk runs as; 0: none."""
-        chunks = plan.chunks
-        if self.graphs is None or chunks is None or size != 1 or chunks.context.size != 1:
-            return 0
-        if plan.group_length.size or (chunks.prompt_logprobs >= 0).any():
-            return 0
-        return min((t for t in self.graphs.by_tokens if t > chunks.tokens.size), default=0)
-
-    def _replay_chunk(self, graphs: Graphs, chunks: PrefillInputs, tokens: int) -> Tensor:
-        mine, width = self._one_chunk, chunks.block_table.shape[1]
-        mine.start.copy_(chunks.start)
-        mine.context.copy_(chunks.context)
-        mine.block_table[:, :width].copy_(chunks.block_table)
-        graphs.by_tokens[tokens].replay()
-        return graphs.hidden
+    def _draw_size(self, rows: int) -> int:
+        """What the draws of so many rows run as, and forwards without chunks."""
+        size = None if self.graphs is None else self.graphs.size_for(rows)
+        return size or self.sizes.rows(rows)
 
     def _changes(self, plan: StepPlan) -> list[Callable[[], object]]:
         """Stages what the plan changes before the forward -> the launches that take it in, in order, for after send."""
@@ -248,10 +241,10 @@ class DeviceStep:
         lines = add(packing.join_lines(joins, asked.bias_first[joins.rows]))
         return [*changes, partial(self.ops.join, lines, self.rows)]
 
-    def _chunks(self, chunks: Chunks, size: int, graph_tokens: int) -> tuple[PrefillInputs, Callable[[], None]]:
+    def _chunks(self, chunks: Chunks, sizes: BesideSizes) -> tuple[PrefillInputs, Callable[[], None]]:
         """Stages chunks -> what attention is told, and the launch that puts their tokens behind the rows' in the
         columns."""
-        tokens = (graph_tokens or self.sizes.tokens(size + chunks.tokens.size)) - size
+        size, tokens = sizes.rows, sizes.tokens - sizes.rows
         capacity, dump = self.sizes.chunks(chunks.context.size), self.kv.dump_block * BLOCK_SIZE
         ids, positions, slots, inputs = packing.pack_chunks(self.staging, chunks, tokens, capacity, dump)
 
@@ -266,12 +259,36 @@ class DeviceStep:
 
     # --- forward and draw ---------------------------------------------------------------------------------------------
 
-    def launch_forward(self, size: int, grouped: bool, chunks: PrefillInputs | None = None, groups: int = 0) -> Tensor:
+    def _forward_beside(self, plan: StepPlan, sizes: BesideSizes, grouped: bool, chunks: PrefillInputs) -> Tensor:
+        """The forward of a step with chunks: a graph, where it is of few kinds and none of its prompts is scored."""
+        few, told = self._few_chunks, plan.chunks
+        assert told is not None
+        graph, fits = None, sizes.few and chunks.context.shape == few.context.shape
+        if self.graphs is not None and fits and not (told.prompt_logprobs >= 0).any():
+            launch = self._launch_of_few(sizes.rows, sizes.tokens, grouped)
+            graph = self.graphs.with_chunks(sizes.rows, sizes.tokens, grouped, launch)
+        if self.graphs is None or graph is None:
+            return self.launch_forward(sizes.rows, grouped, chunks, sizes.tokens, plan.group_length.size)
+        count, width = chunks.block_table.shape
+        few.start.copy_(chunks.start)
+        few.context.copy_(chunks.context)
+        few.block_table[:count, :width].copy_(chunks.block_table)
+        graph.replay()
+        return self.graphs.hidden
+
+    def _launch_of_few(self, size: int, tokens: int, grouped: bool) -> Callable[[], Tensor]:
+        """Returns the launch of `size` rows and the chunks at their one address, `tokens` in all."""
+        return partial(self.launch_forward, size, grouped, replace(self._few_chunks, tokens=tokens - size), tokens)
+
+    def launch_forward(
+        self, size: int, grouped: bool, chunks: PrefillInputs | None = None, tokens: int = 0, groups: int = 0
+    ) -> Tensor:
         """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
-        hidden states of all of them. groups: how many there are, where sizes aren't padded."""
+        hidden states of all of them. tokens: with the chunks'. groups: how many there are, where sizes aren't
+        padded."""
         groups = self.sizes.groups(size, groups) if grouped else 0
         columns = self.columns
-        tokens = size if chunks is None else self.sizes.tokens(size + chunks.tokens)
+        tokens = size if chunks is None else tokens
         if size:
             self.ops.prepare(
                 self.staging.rows[:size], self.queries(size), self.rows, self.kv.slot_token, self.kv.dump_block,

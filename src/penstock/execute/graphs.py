@@ -3,7 +3,9 @@
     at start, for each size up to GRAPH_ROWS, the largest first (the smaller ones fit into its memory):
         forward of rows that stand alone    forward with prefix groups    plain draw    draw with all that rows may ask
     for the smallest: a plain step in one        for one row with a prompt's chunk, by tokens: forward
-    at work, when a step comes the second time: those of larger sizes, and draws that say forced tokens
+    at work, when a step comes the second time: those of larger sizes, of rows and chunks, and draws that say forced
+        tokens. Of an artifact, which starts soon, sizes between powers of two as well, the first time; and where its
+        work shares no prefix all but plain forwards and draws, the second time
 
 All share one memory pool. Capturing stops when its time or its memory is used up: larger sizes were captured first, so
 what is missing then is filled by the next larger graph; sizes are therefore captured coarse ones first. A capture at
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,18 +47,21 @@ class Graphs:
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
         self.by_size: dict[int, Captured] = {}
+        self.beside: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}  # of rows and chunks: forward
         self._met: set[tuple[int | str, ...]] = set()  # steps without a graph that came once
         self._full = False
-        self.by_tokens: dict[int, torch.cuda.CUDAGraph] = {}  # of one row and a chunk
         self._sizes: list[int] = []  # in order
+        self._later: frozenset[int] = frozenset()  # of these, those that are captured as soon as they come
         self.seconds, self.bytes = 0.0, 0
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, sizes: Sequence[int], grouping: bool, forward: Forward, draw: Draw, room: int | None) -> None:
+    def capture(
+        self, sizes: Sequence[int], grouping: bool, asking: bool, forward: Forward, draw: Draw, room: int | None
+    ) -> None:
         """Captures each step without running it. Kernels are compiled and loaded before (`warm`), or now.
 
         room: bytes that graphs may take. None: other ranks capture the same sizes, and no clock or memory of this one's
-        own leaves any out."""
+        own leaves any out. grouping, asking: with prefix groups too, and all that rows may ask."""
         begun, before = time.monotonic(), torch.cuda.memory_reserved()
         for size in coarse_first(sizes):
             self.seconds, self.bytes = time.monotonic() - begun, torch.cuda.memory_reserved() - before
@@ -66,7 +71,7 @@ class Graphs:
             captured = Captured()
             for grouped in (False, True) if grouping and size > 1 else (False,):
                 captured.forward[grouped] = self._one_forward(size, grouped, forward)
-            for every in (False, True):
+            for every in (False, True) if asking else (False,):
                 captured.draw[every, False] = self._one_draw(size, every, False, draw)
             if size <= WHOLE_ROWS:
                 captured.whole = self._one(lambda: draw(size, forward(size, False), False, False))  # noqa: B023
@@ -75,12 +80,18 @@ class Graphs:
         torch.cuda.current_stream().synchronize()
         self.seconds, self.bytes = time.monotonic() - begun, torch.cuda.memory_reserved() - before
 
-    def capture_chunks(self, tokens: int, forward: Callable[[], Tensor]) -> None:
-        """The forward of one row and a chunk, `tokens` in all; the row's state goes where its draw looks for it."""
-        self.by_tokens[tokens] = self._one(lambda: self.hidden[:1].copy_(forward()[:1]))
+    def capture_later(self, sizes: Iterable[int]) -> None:
+        """Has steps run as these sizes too, which are captured as soon as they come."""
+        self._later = frozenset(sizes).difference(self.by_size)
+        self._sizes = sorted({*self._sizes, *self._later})
+
+    def capture_beside(self, rows: int, tokens: int, grouped: bool, forward: Callable[[], Tensor]) -> None:
+        """The forward of rows and chunks, `tokens` in all; the rows' states go where their draw looks for them."""
+        graph = self._one(lambda: self.hidden[:rows].copy_(forward()[:rows]))
+        self.beside[rows, tokens, grouped] = graph
 
     def size_for(self, rows: int) -> int | None:
-        """The smallest captured size that holds `rows` rows."""
+        """The smallest size with graphs, now or once it comes, that holds `rows` rows."""
         at = bisect_left(self._sizes, rows)
         return self._sizes[at] if at < len(self._sizes) else None
 
@@ -102,10 +113,19 @@ class Graphs:
             there[every, forces] = self._one_draw(size, every, forces, launch)
         return there.get((every, forces))
 
-    def _comes_again(self, *step: int | str) -> bool:
-        """Whether a step is to be captured: it came before, and there is room. One that comes once isn't worth it, and
-        where room has run out nothing is captured any more."""
-        if self._full or step not in self._met:
+    def with_chunks(
+        self, rows: int, tokens: int, grouped: bool, launch: Callable[[], Tensor]
+    ) -> torch.cuda.CUDAGraph | None:
+        """Returns the graph of rows and chunks, captured now if it is due; None where it is to be launched."""
+        if (rows, tokens, grouped) not in self.beside and self._comes_again(rows, "beside", tokens, grouped):
+            self.capture_beside(rows, tokens, grouped, launch)
+        return self.beside.get((rows, tokens, grouped))
+
+    def _comes_again(self, size: int, *kind: int | str) -> bool:
+        """Whether a step is to be captured: it came before or is of a size that was left for later, and there is room.
+        One that comes once isn't worth it, and where room has run out nothing is captured any more."""
+        step = (size, *kind)
+        if self._full or (step not in self._met and size not in self._later):
             self._met.add(step)
             return False
         largest = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()

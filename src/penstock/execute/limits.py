@@ -44,11 +44,12 @@ class Limits(BatchLimits):
     kv_tokens: int
     num_blocks: int
     graph_sizes: tuple[int, ...] = ()  # rows of the steps that are captured, on CUDA
+    plain_graphs: bool = False  # of these, at the start, only steps whose rows share and ask for nothing
 
 
 def agreed(limits: Sequence[Limits]) -> Limits:
-    """Returns what every rank has room for: the least of each number, and the first rank's sizes of graphs."""
-    numbers = [each.name for each in fields(Limits) if each.name != "graph_sizes"]
+    """Returns what every rank has room for: the least of each number, and the first rank's graphs."""
+    numbers = [each.name for each in fields(Limits) if each.name not in ("graph_sizes", "plain_graphs")]
     return replace(limits[0], **{name: min(getattr(each, name) for each in limits) for name in numbers})
 
 
@@ -115,6 +116,7 @@ def with_kv(
         num_blocks=-(-tokens // BLOCK_SIZE) + SPARE_BLOCKS,
         mask_slots=limits.mask_slots,
         graph_sizes=_graph_sizes(limits, config) if device.type == "cuda" else (),
+        plain_graphs=config.plain_graphs,
     )
 
 

@@ -5,13 +5,20 @@ It knows numbers alone.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 GRAPH_ROWS = 2048  # up to here a graph for each size; above it launches hide behind the device
 _MAX_GROUPS = 1024
 WHOLE_ROWS = 4  # up to here a plain step is one graph, draw and all: a second one costs microseconds that count there
-CHUNK_GRAPHS = (32, 64, 128, 256, 512)  # tokens of a step of one row and a prompt's chunk that are a graph
+# Rows, and tokens of prompts beside them, of steps that are few enough kinds to be graphs: launched one by one such a
+# step takes the host 6 to 12 ms, and the device a half or less. Larger ones the device takes longer for.
+BESIDE_ROWS = (1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+BESIDE_TOKENS = (32, 64, 128, 192, 256, 320, 384, 448, 512)
+BESIDE_CHUNKS = 16  # at most of them; chunk_capacity's least
+CHUNK_GRAPHS = (32, 64, 128, 256, 512)  # tokens of a step of one row and a prompt's chunk that is captured at the start
 
 
 def padded(rows: int) -> int:
@@ -66,6 +73,25 @@ def padded_tokens(tokens: int) -> int:
     return -(-tokens // 16) * 16
 
 
+class BesideSizes(NamedTuple):
+    """What rows and the tokens of prompts beside them run as. few: whether that is one of few kinds."""
+
+    rows: int
+    tokens: int  # of rows and prompts
+    few: bool
+
+
+def padded_beside(rows: int, tokens: int) -> BesideSizes:
+    """Returns the sizes of a step of so many rows and prompt tokens: coarse where steps are short."""
+    if 0 < rows <= BESIDE_ROWS[-1]:
+        size = BESIDE_ROWS[bisect_left(BESIDE_ROWS, rows)]
+        whole = size // 16 * 16
+        if (more := tokens + size - whole) <= BESIDE_TOKENS[-1]:
+            return BesideSizes(size, whole + BESIDE_TOKENS[bisect_left(BESIDE_TOKENS, more)], True)
+    size = padded(rows)
+    return BesideSizes(size, padded_tokens(size + tokens), False)
+
+
 @dataclass(frozen=True, slots=True)
 class StepSizes:
     """What a step of so many rows, groups, chunks and tokens runs as."""
@@ -73,8 +99,9 @@ class StepSizes:
     rows: Callable[[int], int]
     groups: Callable[[int, int], int]  # the rows' size, groups -> places for groups; those past them go alone
     chunks: Callable[[int], int]
-    tokens: Callable[[int], int]  # of rows and chunks together
+    beside: Callable[[int, int], BesideSizes]  # rows, tokens of chunks
 
 
-PADDED = StepSizes(padded, lambda size, groups: group_capacity(size), chunk_capacity, padded_tokens)
-EXACT = StepSizes(int, lambda size, groups: groups, int, int)  # in plain torch padding would cost, and buy nothing
+PADDED = StepSizes(padded, lambda size, groups: group_capacity(size), chunk_capacity, padded_beside)
+# In plain torch padding would cost, and buy nothing.
+EXACT = StepSizes(int, lambda size, groups: groups, int, lambda rows, tokens: BesideSizes(rows, rows + tokens, False))

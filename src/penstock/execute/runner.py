@@ -65,7 +65,7 @@ class TorchRunner:
         self.rated = rated(device, model.dtype)
         self.num_blocks = limits.num_blocks
         self.max_rows = limits.max_rows
-        self._graph_sizes = limits.graph_sizes
+        self._graph_sizes, self._plain_graphs = limits.graph_sizes, limits.plain_graphs
         self.grouping = grouping  # whether steps may have prefix groups
         self.max_model_len = limits.max_model_len
         self.max_batched_tokens = limits.max_batched_tokens
@@ -200,7 +200,8 @@ class TorchRunner:
     def _capture(self, agreed: bool) -> None:
         if self._state is not None and self._state.ops.compiled and self._state.rows.device.type == "cuda":
             room = None if agreed else graph_bytes(self._state.rows.device)
-            self._about["graphs"] = self._state.capture(self.grouping, self._graph_sizes, room)
+            every = not self._plain_graphs
+            self._about["graphs"] = self._state.capture(self._graph_sizes, self.grouping and every, every, room)
 
     def _rest(self, level: int) -> None:
         if self._model.device.type == "cuda":

@@ -18,7 +18,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.execute.device_sampler import EVERY, PLAIN
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.limits import BatchLimits
-from penstock.execute.padding import GRAPH_ROWS, padded
+from penstock.execute.padding import padded
 from penstock.request import MAX_LOGPROBS
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan
@@ -32,16 +32,15 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     """Runs them. The step's KV may be of a few blocks: everything goes to scratch, and must be thrown away.
 
     grouping: whether steps may have prefix groups."""
-    most, sizes = limits.max_batched_tokens, _kinds_of_sizes(limits.max_rows)
-    binaries = step.model.ops.binaries
-    if binaries is not None and binaries.folders:
-        # An artifact's need no compiler, for whose threads this is: those of graphs are loaded when they are captured.
-        sizes = [size for size in sizes if size > GRAPH_ROWS] or sizes[-1:]
+    most, binaries = limits.max_batched_tokens, step.model.ops.binaries
+    # An artifact's kernels need no compiler: those of smaller steps are loaded when one is captured, or comes.
+    compiles = binaries is None or not binaries.folders
     _compile_bookkeeping(step)
     _all_rows_ask(step)
-    _compile_small_steps(step, sizes, grouping, min(step.scorer.slice_rows, most))
+    if compiles:
+        _compile_small_steps(step, _kinds_of_sizes(limits.max_rows), grouping, min(step.scorer.slice_rows, most))
     step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))
-    for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}):
+    for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}) if compiles else ():
         step.step(_plan(0, PLAIN, tokens, limits, MAX_LOGPROBS))
     step.asked.wants[:] = 0
     step.asked.logprobs[:] = -1

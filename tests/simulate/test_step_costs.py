@@ -77,6 +77,24 @@ def test_prefixes_in_steps_of_few_rows_and_of_many(rows: int, extra: float) -> N
     assert StepCosts(table, "made").seconds(plan) == pytest.approx(1.0 + extra, rel=1e-6)
 
 
+@pytest.mark.parametrize(("rows", "extra"), [(16, 0.4), (40, 0.7), (64, 1.0)])
+def test_rows_whose_contexts_lie_apart_take_longer(rows: int, extra: float) -> None:
+    """Contexts from 100 to 900 add 0.4 s to 16 rows that took 1 s, 1 s to 64."""
+    table = StepSeconds(
+        rows=[16, 16, 64, 64, 16, 64], context=[0, 1000, 0, 1000, 500, 500], prompt_tokens=[0] * 6,
+        spread=[0, 0, 0, 0, 400, 400], seconds=[1.0, 1.0, 1.0, 1.0, 1.4, 2.0],
+    )  # fmt: skip
+    costs = StepCosts(table, "made")
+    for apart in (400, 200, 0):
+        lengths = np.linspace(500 - apart, 500 + apart, 2 * rows + 1).round().astype(int)[1::2].tolist()
+        plan = plan_of(lengths)
+        assert costs.seconds(plan) == pytest.approx(1.0 + extra * apart / 400, rel=2e-3)
+        assert costs.next_seconds(plan, 2) == pytest.approx(costs.seconds(plan))
+    half = rows // 2
+    behind = plan_of([628] * half + [500] * (rows - half), groups=[(half, 128)])
+    assert costs._apart(behind) == 0.0, "what they share is no difference of theirs"
+
+
 def test_what_a_step_only_waits_for_its_launch() -> None:
     """Of 6 s that 100 prompt tokens add to 8 rows the device needs 1; it waits for no step without prompts."""
     table = StepSeconds(

@@ -102,7 +102,8 @@ class TimedEngine(_Told, kw_only=True, frozen=True):
 class StepSeconds(_Told, kw_only=True, frozen=True):
     """A table by columns, an entry a timed step: seconds of a step of so many rows, each with `context` tokens of its
     own before it, and behind them `shared` tokens that each `members` of them have together; beside them so many
-    prompt tokens, in prompts of `prompt_length`. A column may be left out where all of it is 0.
+    prompt tokens, in prompts of `prompt_length`. With a `spread` the rows' contexts lie evenly from that much under
+    `context` to that much over it. A column may be left out where all of it is 0.
 
     seconds are of steps launched one after the other, device_seconds of those what the device needs: less, where it
     waits for the host. Left out: the same."""
@@ -115,6 +116,7 @@ class StepSeconds(_Told, kw_only=True, frozen=True):
     prompt_length: list[int] = []
     shared: list[int] = []
     members: list[int] = []
+    spread: list[int] = []
     engine: TimedEngine | None = None
 
 

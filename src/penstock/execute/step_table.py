@@ -27,6 +27,7 @@ MUCH = 0.5  # of a step's seconds: where launching it takes so much, the device 
 FEW = 64  # tokens before rows that prompts stand beside
 _CONTEXT = (FEW, 1024, 8192, 32768)
 _MEMBERS, _SHARED = (2, 8, 32, 128, 1024), (256, 1024)
+_SPREAD, _SPREAD_ROWS = 512, (16, 128, 256, 512, 1024, 4096)  # tokens either way, before so many rows
 _NOTHING = np.zeros(0, np.int32)
 
 
@@ -39,6 +40,7 @@ class TimedStep(NamedTuple):
     prompt_length: int = 0
     shared: int = 0
     members: int = 0
+    spread: int = 0
 
 
 def time_steps(
@@ -95,6 +97,9 @@ def _grid(runner: TorchRunner) -> Iterator[TimedStep]:
         for rows in dict.fromkeys((min(most, 1024), most)):
             members = {n: None for n in (*_MEMBERS, rows) if n <= rows}
             yield from (TimedStep(rows, FEW, 0, 0, shared, n) for shared in _SHARED for n in members)
+    spread = min(_SPREAD, (runner.max_model_len - _STEPS - BLOCK_SIZE) // 2 - 2)
+    if spread > 0:
+        yield from (TimedStep(rows, spread + BLOCK_SIZE, spread=spread) for rows in _SPREAD_ROWS if rows <= most)
     yield from (TimedStep(rows, context) for rows in near for context in _contexts(runner, rows))
     yield from (step for rows in (1, 16, 128, 1024, 4096) if rows < most for step in _beside(rows, tokens))
 
@@ -163,8 +168,8 @@ def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> 
     return host
 
 
-def lasting_rows(blocks: Int32, length: int, **columns: float) -> Joins:
-    """Returns rows that go on for ever, with these blocks each [rows, blocks] and so many tokens stored; drawn
+def lasting_rows(blocks: Int32, length: int | Int32, **columns: float) -> Joins:
+    """Returns rows that go on for ever, with these blocks each [rows, blocks] and so many tokens stored [rows]; drawn
     plainly but for `columns` of JOIN_RECORD."""
     rows = len(blocks)
     records = np.zeros(rows, JOIN_RECORD)
@@ -180,13 +185,19 @@ def lasting_rows(blocks: Int32, length: int, **columns: float) -> Joins:
 
 
 class _Plans:
-    """Steps of rows that go on for ever, each with blocks of its own behind its group's, beside chunks of prompts."""
+    """Steps of rows that go on for ever, each with blocks of its own behind its group's, beside chunks of prompts. As
+    in an engine a step tells a sixteenth of the rows their next block; here it is theirs already."""
 
     def __init__(self, runner: TorchRunner, step: TimedStep) -> None:
         self._runner, self._step = runner, step
         self._groups = -(-step.rows // step.members) if step.members else 0
         self._prefix = step.shared // BLOCK_SIZE  # blocks of a group's
-        self._own = -(-(step.context + _STEPS + 1) // BLOCK_SIZE) if step.rows else 0
+        self._own = -(-(step.context + step.spread + _STEPS + 1) // BLOCK_SIZE) if step.rows else 0
+        self._lengths: Int32 = np.full(step.rows, step.shared + step.context, np.int32)
+        if step.spread:
+            place = np.random.default_rng(1).permutation(step.rows)
+            self._lengths += (step.spread * (2 * place + 1 - step.rows) // max(1, step.rows)).astype(np.int32)
+        self._table: Int32 = np.zeros((0, 0), np.int32)
         self._of_chunk = -(-step.prompt_length // BLOCK_SIZE)
         self._chunked = 1 + self._groups * self._prefix + step.rows * self._own  # the first block of chunks
         self._tokens = np.random.default_rng(0).integers(runner.vocab_size, size=step.prompt_tokens, dtype=np.int32)
@@ -197,7 +208,7 @@ class _Plans:
         """Whether the runner holds such a step."""
         step, runner = self._step, self._runner
         tokens = 0 < step.rows + step.prompt_tokens <= runner.max_batched_tokens
-        longest = max(step.shared + step.context + _STEPS + 1 if step.rows else 0, step.prompt_length)
+        longest = max(step.shared + step.context + step.spread + _STEPS + 1 if step.rows else 0, step.prompt_length)
         blocks = self._chunked + self._of_chunk
         return tokens and step.rows <= runner.max_rows and longest < runner.max_model_len and blocks < runner.num_blocks
 
@@ -213,13 +224,19 @@ class _Plans:
         self._number += 1
         group_start = np.minimum(np.arange(self._groups + 1) * step.members, step.rows).astype(np.int32)
         return StepPlan(
-            number=number, rows=np.arange(step.rows, dtype=np.int32), wants=0,
-            lengths=np.full(step.rows, step.shared + step.context + number, np.int32),
+            number=number, rows=np.arange(step.rows, dtype=np.int32), wants=0, lengths=self._lengths + number,
             group_start=group_start, group_blocks=self._prefixes(),
             group_length=np.full(self._groups, step.shared, np.int32),
-            copies=np.zeros((0, 2), np.int32), new_blocks=np.zeros((0, 3), np.int32),
+            copies=np.zeros((0, 2), np.int32), new_blocks=self._new_blocks(number),
             joins=self._joins() if number == 0 and step.rows else None, chunks=self._chunks(),
         )  # fmt: skip
+
+    def _new_blocks(self, number: int) -> Int32:
+        """Every sixteenth row's block of its next token [rows, 3], at the place where it is."""
+        rows = np.arange(number % BLOCK_SIZE, self._table.shape[0], BLOCK_SIZE, dtype=np.int32)
+        place = (self._lengths[rows] + number) // BLOCK_SIZE
+        found: Int32 = np.stack((rows, place, self._table[rows, place]), axis=1).astype(np.int32)
+        return found
 
     def _prefixes(self) -> Int32:
         """Blocks of the groups' prefixes [groups, blocks]."""
@@ -232,7 +249,8 @@ class _Plans:
         blocks = own.reshape(step.rows, self._own)
         if self._groups:
             blocks = np.concatenate((self._prefixes()[np.arange(step.rows) // step.members], blocks), axis=1)
-        return lasting_rows(blocks.astype(np.int32), step.shared + step.context)
+        self._table = blocks.astype(np.int32)
+        return lasting_rows(self._table, self._lengths)
 
     def _chunks(self) -> Chunks | None:
         """Whole prompts of so many tokens together; they all write to the same blocks, which nobody reads."""

@@ -2,7 +2,7 @@
 
 A step's seconds are a sum, each part from timed steps that differ in that part alone, on straight lines between them:
 
-    rows       at so many tokens of their own before each
+    rows       at so many tokens of their own before each, and by how far these lie apart
     prompts    what so many prompt tokens add beside so many rows, in prompts of usual length
     chunks     what it adds that they are of more prompts, or of longer ones: by prompts, and by pairs of a token and
                one before it
@@ -117,17 +117,18 @@ class StepCosts:
         self._name = name
         none = [0] * len(table.rows)
         columns = (table.rows, table.context, table.prompt_tokens, table.prompt_length or none, table.shared or none,
-                   table.members or none)  # fmt: skip
+                   table.members or none, table.spread or none)  # fmt: skip
         steps = list(zip(*columns, strict=True))
         self._seen = dict(zip(steps, table.seconds, strict=True))
         device = dict(zip(steps, table.device_seconds or table.seconds, strict=True))
         plain: dict[int, dict[int, float]] = defaultdict(dict)
-        for (rows, context, prompts, _, shared, _), seconds in self._seen.items():
-            if rows and not prompts and not shared:
+        for (rows, context, prompts, _, shared, _, spread), seconds in self._seen.items():
+            if rows and not prompts and not shared and not spread:
                 plain[rows][context] = seconds
         self._plain = _Sheet(plain)
         if not self._plain.rows:
             raise UsageError(f"{name} times no step of rows at two contexts: measure it again")
+        self._spread_rows, self._by_spread = self._spread_timed()
         self._prompts, self._waits = map(_Sheet, self._beside(device))
         self._by_prompt, self._by_pair = self._by_length()
         self._groups = self._groups_timed()
@@ -143,7 +144,7 @@ class StepCosts:
         if rows:
             own = int(plan.lengths.sum(dtype=np.int64)) - shared
             self._check(rows, own / rows)
-            found += self._plain.one(rows, own / rows)
+            found += self._plain.one(rows, own / rows) + self._apart(plan)
         if plan.chunks is not None and (tokens := plan.chunks.tokens.size):
             found += self._chunks(rows, tokens, plan.chunks)
         return found
@@ -160,7 +161,7 @@ class StepCosts:
         own = (int(plan.lengths.sum(dtype=np.int64)) - shared) / plan.rows.size
         contexts: Float64 = own + np.arange(1.0, steps + 1)
         self._check(plan.rows.size, float(contexts[-1]))
-        return self._plain.at(plan.rows.size, contexts) + together
+        return self._plain.at(plan.rows.size, contexts) + together + self._apart(plan)
 
     def _check(self, rows: int, context: float) -> None:
         """Refuses a step of so many rows at this mean context where the table says nothing of it."""
@@ -172,6 +173,16 @@ class StepCosts:
                 f"{context:,.0f} tokens each: measure a table with more, or bound it (--max-num-seqs, "
                 "--max-model-len)"
             )
+
+    def _apart(self, plan: StepPlan) -> float:
+        """Seconds that rows take since some have more tokens of their own before them than others."""
+        if not self._spread_rows.size:
+            return 0.0
+        own = plan.lengths.astype(np.float64)
+        if plan.group_length.size:
+            own[: plan.group_start[-1]] -= np.repeat(plan.group_length, np.diff(plan.group_start))
+        evenly = float(own.std()) * 3**0.5  # either way, if they lay evenly
+        return evenly * float(np.interp(plan.rows.size, self._spread_rows, self._by_spread))
 
     def _chunks(self, rows: int, tokens: int, chunks: Chunks) -> float:
         if tokens > self._prompts.reach(rows):
@@ -201,6 +212,14 @@ class StepCosts:
         return float(np.interp(near, self._group_rows, seconds) * rows / near), int(pairs.sum())
 
     # --- made once ----------------------------------------------------------------------------------------------------
+
+    def _spread_timed(self) -> tuple[Float64, Float64]:
+        """Numbers of rows, and seconds at each for a token that their contexts lie apart either way."""
+        found = {}
+        for (rows, context, *_, spread), seconds in self._seen.items():
+            if spread and self._plain.rows[0] <= rows <= self._plain.rows[-1]:
+                found[rows] = max(0.0, seconds - self._plain.one(rows, context)) / spread
+        return np.array(sorted(found), float), np.array([found[rows] for rows in sorted(found)], float)
 
     def _beside(self, device: Mapping[tuple[int, ...], float]) -> list[dict[int, dict[int, float]]]:
         """rows -> prompt tokens -> seconds that they add, and of these such as the device waits. None add none."""
@@ -233,7 +252,7 @@ class StepCosts:
     def _groups_timed(self) -> list[_Groups]:
         """What prefixes cost in steps of as many rows as were timed, fewest first."""
         extra: dict[int, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-        for (rows, context, _, _, shared, members), seconds in self._seen.items():
+        for (rows, context, _, _, shared, members, _), seconds in self._seen.items():
             if members > 1:
                 alone = self._plain.one(rows, context)
                 extra[rows][members][shared] = max(0.0, seconds - alone) / rows

@@ -65,10 +65,9 @@ def _has_sample(out: Path) -> bool:
 
 # (place, name of a function, what it is called, whether it runs beside others)
 STAGES = (
-    ("penstock.kernels.choose", "import_triton", "Triton imported", False),
     ("penstock.engine.build_engine", "fit", "artifact: read, held against this machine", False),
     ("penstock.execute.open_runner", "find_device", "device found", False),
-    ("penstock.execute.open_runner", "choose", "kernels chosen", False),
+    ("penstock.execute.open_runner", "choose", "kernels chosen, Triton imported", False),
     ("penstock.execute.open_runner", "load_model", "model loaded", False),
     ("penstock.weights.load", "find_weights", "  headers read and checked", False),
     ("penstock.weights.load", "load_weights", "  weights read", False),

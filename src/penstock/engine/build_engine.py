@@ -62,9 +62,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
     wake_gpu(config.model.device)
     with nullcontext() if "torch" in sys.modules else unswept():
         from penstock.execute.rank_runner import open_parallel
-        from penstock.kernels.choose import import_triton
 
-        import_triton(config.model.device)
     folder = folder or model_folder(config)
     if (fitted := fit(config, folder)) is None:
         runner = open_parallel(config, folder)

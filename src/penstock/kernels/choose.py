@@ -6,10 +6,8 @@ serve the device and dtype. It knows columns by name only and imports one when i
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +15,6 @@ import torch
 from penstock.errors import UsageError
 from penstock.kernels.ops import OneRowOps, Ops, RowOps
 from penstock.kernels.tunables import Tuned, with_values
-
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(slots=True, frozen=True)
@@ -132,14 +128,6 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: str = "auto", tune
     compiled = any(column == "triton" for column, _ in why.values())
     binaries = _module("triton", "disk_cache").install() if compiled else None
     return Ops(dtype=dtype, **picked, one_row=_one_row(why), binaries=binaries, why=why)
-
-
-def import_triton(device: str) -> None:
-    """Imports Triton, for the device `auto` or `cuda`, where a driver is there: it takes longer to set the GPU up than
-    torch's import does, and this is done meanwhile. What is wrong with it is told where kernels are chosen."""
-    if device != "cpu" and _DRIVER.exists():
-        with suppress(UsageError):
-            _module("triton", "disk_cache")
 
 
 def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:

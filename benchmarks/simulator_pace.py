@@ -37,18 +37,19 @@ def seconds_of(rows: int, context: int, prompts: int = 0, pairs: int = 0) -> flo
 
 def about() -> StepSeconds:
     entries = [
-        (rows, n, 0, 0, 0, 0, seconds_of(rows, n)) for rows, n in product(2 ** np.arange(14), (64, 200, CONTEXT))
+        (rows, n, 0, 0, 0, 0, 0, seconds_of(rows, n)) for rows, n in product(2 ** np.arange(14), (64, 200, CONTEXT))
     ]
     for rows, n in product((0, 1, 128, 1024, ROWS), (1, 512, TOKENS)):
-        entries.append((rows, 64, n, min(n, USUAL_PROMPT), 0, 0, seconds_of(rows, 64 if rows else 0, n)))
+        entries.append((rows, 64, n, min(n, USUAL_PROMPT), 0, 0, 0, seconds_of(rows, 64 if rows else 0, n)))
     for shared, members in product((256, 1024), (2, 32, 1024)):
         pairs = 1024 * shared // min(members, 64)
-        entries.append((1024, 64, 0, 0, shared, members, seconds_of(1024, 64, 0, pairs)))
-    rows, context, prompts, length, shared_tokens, members_, took = (
+        entries.append((1024, 64, 0, 0, shared, members, 0, seconds_of(1024, 64, 0, pairs)))
+    entries += [(rows, 528, 0, 0, 0, 0, 512, 1.05 * seconds_of(rows, 528)) for rows in (16, 1024, 4096)]
+    rows, context, prompts, length, shared_tokens, members_, spread, took = (
         list(column) for column in zip(*entries, strict=True)
     )
     return StepSeconds(rows=rows, context=context, prompt_tokens=prompts, prompt_length=length, shared=shared_tokens,
-                       members=members_, seconds=took)  # fmt: skip
+                       members=members_, spread=spread, seconds=took)  # fmt: skip
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ outside is refused by name. It knows a table and step plans; no scheduler, no cl
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
@@ -178,10 +179,11 @@ class StepCosts:
         """Seconds that rows take since some have more tokens of their own before them than others."""
         if not self._spread_rows.size:
             return 0.0
-        own = plan.lengths.astype(np.float64)
+        own = plan.lengths.astype(np.float32)
         if plan.group_length.size:
-            own[: plan.group_start[-1]] -= np.repeat(plan.group_length, np.diff(plan.group_start))
-        evenly = float(own.std()) * 3**0.5  # either way, if they lay evenly
+            own[: plan.group_start[-1]] -= np.repeat(plan.group_length, plan.group_start[1:] - plan.group_start[:-1])
+        own -= own.sum() / own.size
+        evenly = math.sqrt(3 * float(own @ own) / own.size)  # either way, if they lay evenly; np.std takes twice as long
         return evenly * float(np.interp(plan.rows.size, self._spread_rows, self._by_spread))
 
     def _chunks(self, rows: int, tokens: int, chunks: Chunks) -> float:

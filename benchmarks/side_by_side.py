@@ -1,0 +1,157 @@
+"""Penstock and vLLM side by side: one machine, one model folder, the same prompts, each through its own `LLM`.
+
+    python benchmarks/side_by_side.py --out DIR --shape llama-3-8b --work big --work big-1000 --vllm-site vllm_site \
+        --knob quantization=fp8 --knob kv_cache_dtype=fp8 --turns 2
+    python benchmarks/side_by_side.py --out DIR --shape qwen3-30b-a3b --work big --spread-experts --engine penstock
+
+Each engine opens the folder in a process of its own, draws its own weights, runs every work small once and then as
+often as `--turns` says, and is ended before the next one opens. A row a work: output tokens a second, the best of the
+turns, and how many times as much the first engine makes. The works are those of shapes.py whose prompts are token ids;
+answers are as long as asked. What a knob is called is the same for both; `--vllm-knob` is vLLM's alone. vLLM's other
+knobs are those that it ran best with here. It asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ENGINES = ("penstock", "vllm")
+VLLM = {"max_num_seqs": 1024, "gpu_memory_utilization": 0.85, "async_scheduling": True, "disable_log_stats": True}
+FEW = 4  # prompts, to warm up
+TOLD = "FIGURES "  # what a line of an engine's process begins with
+
+
+def run_engine(task: dict[str, Any]) -> None:
+    """In a process of its own: opens the engine's `LLM`, runs the works, prints a line of figures."""
+    engine = import_module(task["engine"])
+    begun = time.perf_counter()
+    llm = engine.LLM(model=task["model"], **task["knobs"])
+    if task["spread_experts"]:
+        spread_experts(task["engine"], llm)
+    told: dict[str, Any] = {"version": getattr(engine, "__version__", "?"), "opened": time.perf_counter() - begun}
+    for work in task["works"]:
+        prompts = [{"prompt_token_ids": ids} for ids in work["prompts"]]
+        few = engine.SamplingParams(**work["sampling"] | {"max_tokens": 8})
+        llm.generate(prompts[:FEW], few, use_tqdm=False)
+        told[work["name"]] = []
+        for turn in range(task["turns"]):  # another token at the beginning: nothing is cached
+            asked = [{"prompt_token_ids": [turn + 1, *ids[1:]]} for ids in work["prompts"]]
+            begun = time.perf_counter()
+            outs = llm.generate(asked, engine.SamplingParams(**work["sampling"]), use_tqdm=False)
+            seconds = time.perf_counter() - begun
+            told[work["name"]].append(sum(len(each.token_ids) for out in outs for each in out.outputs) / seconds)
+    print(TOLD + json.dumps(told), flush=True)
+
+
+def spread_experts(engine: str, llm: Any) -> None:
+    """Draws routers' weights from N(0, 1): as engines draw them, all but nothing tells one expert from another."""
+    if engine == "vllm":
+        llm.apply_model(_spread_modules)
+    else:
+        for block in llm.engine.runner._model.blocks:
+            block.mlp.router.product.matrix.normal_()
+
+
+def _spread_modules(model: Any) -> None:
+    for name, weight in model.named_parameters():
+        if name.endswith((".mlp.gate.weight", ".mlp.router.weight")):
+            weight.data.normal_()
+
+
+def measure(engine: str, options: argparse.Namespace, task: dict[str, Any]) -> dict[str, Any]:
+    """Returns an engine's figures, or what went wrong. What it says goes to a log."""
+    path, log = options.out / f"{engine}.json", options.out / f"{engine}.log"
+    path.write_text(json.dumps(task))
+    environment = dict(os.environ)
+    if engine == "vllm":
+        environment |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # which apply_model asks for
+        if options.vllm_site is not None:
+            paths = [str(options.vllm_site.resolve()), *filter(None, [environment.get("PYTHONPATH")])]
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
+    with log.open("w") as file:
+        words = [sys.executable, __file__, "--task", str(path)]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=file, text=True, env=environment)
+        file.write(done.stdout)
+    told = [line for line in done.stdout.splitlines() if line.startswith(TOLD)]
+    if not told:
+        return {"failed": f"exit {done.returncode}: {log}"}
+    found: dict[str, Any] = json.loads(told[-1][len(TOLD) :])
+    return found
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Runs the engines one after the other; returns and writes what each made."""
+    from random_model import SHAPES, load_format, write_model
+    from shapes import prompts_of, works_of
+
+    shape, folder = SHAPES[options.shape], options.out / "models" / options.shape
+    write_model(shape, folder, options.tokenizer)
+    works = [work for work in works_of(options.shape) if work.name in options.work]
+    if strange := [work.name for work in works if not work.length]:
+        raise SystemExit(f"{strange[0]} has texts for prompts: take works of token ids")
+    knobs = {"load_format": load_format(folder), "max_model_len": shape.max_model_len, **dict(options.knob)}
+    asked = [
+        {"name": w.name, "sampling": w.sampling, "prompts": prompts_of(w, shape.vocab, options, "")} for w in works
+    ]
+    task = {
+        "model": str(folder), "turns": options.turns, "spread_experts": options.spread_experts, "works": asked
+    }  # fmt: skip
+    found = {}
+    for engine in options.engine or ENGINES:
+        own = VLLM | dict(options.vllm_knob) if engine == "vllm" else {}
+        found[engine] = measure(engine, options, task | {"engine": engine, "knobs": knobs | own})
+        (options.out / "side_by_side.json").write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def print_table(found: dict[str, Any], works: list[str]) -> None:
+    for engine, told in found.items():
+        print(told.get("failed") or f"{engine} {told['version']}, opened in {told['opened']:.1f} s")
+    able = {engine: told for engine, told in found.items() if "failed" not in told}
+    print(f"\n{'output tok/s':16}" + "".join(f"{engine:>24}" for engine in able) + f"{'times':>8}")
+    for work in works:
+        turns = {engine: told[work] for engine, told in able.items()}
+        cells = "".join(f"{max(each):>12,.0f} ({min(each):>9,.0f})" for each in turns.values())
+        best = [max(each) for each in turns.values()]
+        print(f"{work:16}{cells}" + (f"{best[0] / best[1]:8.2f}" if len(best) > 1 else ""))
+
+
+def _knob(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=Path("side-by-side-out"), help="folder for the model and logs")
+    parser.add_argument("--shape", default="llama-3-8b")
+    parser.add_argument("--work", action="append", help="again for several; left out: big")
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="again; left out: both")
+    parser.add_argument("--turns", type=int, default=2, help="of each work")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
+    parser.add_argument("--vllm-site", type=Path, help="a folder of packages that holds vLLM")
+    parser.add_argument("--knob", action="append", default=[], type=_knob, metavar="NAME=VALUE")
+    parser.add_argument("--vllm-knob", action="append", default=[], type=_knob, metavar="NAME=VALUE")
+    parser.add_argument("--spread-experts", action="store_true", help="routers' weights from N(0, 1)")
+    options = parser.parse_args(words)
+    if options.task is not None:
+        return run_engine(json.loads(options.task.read_text()))
+    options.work = options.work or ["big"]
+    options.out.mkdir(parents=True, exist_ok=True)
+    print_table(run(options), options.work)
+
+
+if __name__ == "__main__":
+    main()

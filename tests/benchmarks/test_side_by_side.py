@@ -1,0 +1,28 @@
+"""benchmarks/side_by_side.py at tiny size: an engine that is there is measured, one that isn't says where its log is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import side_by_side
+
+pytestmark = pytest.mark.torch
+
+
+def test_an_engine_is_measured_and_one_that_fails_costs_itself_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm.py").write_text("raise SystemExit('no GPU')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = "--shape tiny --work big --knob device=cpu --knob dtype=float32 --turns 2"
+    side_by_side.main([*words.split(), "--out", str(tmp_path / "out"), "--vllm-site", str(tmp_path)])
+    told = json.loads((tmp_path / "out" / "side_by_side.json").read_text())
+    assert len(told["penstock"]["big"]) == 2 and min(told["penstock"]["big"]) > 0
+    assert "no GPU" in (tmp_path / "out" / "vllm.log").read_text()
+    printed = capsys.readouterr().out
+    assert f"exit 1: {tmp_path / 'out' / 'vllm.log'}" in printed and "big" in printed
+    asked = json.loads((tmp_path / "out" / "vllm.json").read_text())
+    assert asked["knobs"]["max_num_seqs"] == 1024 and asked["knobs"]["device"] == "cpu"
+    assert {len(ids) for ids in asked["works"][0]["prompts"]} == {4}

@@ -144,7 +144,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--vllm-site", type=Path, help="a folder of packages that holds vLLM")
     parser.add_argument("--knob", action="append", default=[], type=_knob, metavar="NAME=VALUE")
     parser.add_argument("--vllm-knob", action="append", default=[], type=_knob, metavar="NAME=VALUE")
-    parser.add_argument("--spread-experts", action="store_true", help="routers' weights from N(0, 1)")
+    parser.add_argument("--spread-experts", action="store_true", help="routers' weights from N(0, 1); on a GPU")
     options = parser.parse_args(words)
     if options.task is not None:
         return run_engine(json.loads(options.task.read_text()))

@@ -1,4 +1,4 @@
-"""benchmarks/side_by_side.py at tiny size: an engine that is there is measured, one that isn't says where its log is."""
+"""benchmarks/side_by_side.py at tiny size: an engine that is there is measured, of one that isn't a log is told."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ WHOLE_ROWS = 4  # up to here a plain step is one graph, draw and all: a second o
 # Rows, and tokens of prompts beside them, of steps that are few enough kinds to be graphs: launched one by one such a
 # step takes the host 6 to 12 ms, and the device a half or less. Larger ones the device takes longer for.
 BESIDE_ROWS = (1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-BESIDE_TOKENS = (32, 64, 128, 192, 256, 320, 384, 448, 512)
+BESIDE_TOKENS = (32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 BESIDE_CHUNKS = 16  # at most of them; chunk_capacity's least
 CHUNK_GRAPHS = (32, 64, 128, 256, 512)  # tokens of a step of one row and a prompt's chunk that is captured at the start
 

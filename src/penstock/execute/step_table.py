@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.artifact.manifest import USUAL_PROMPT, BuiltFor, StepSeconds, TimedEngine
 from penstock.config import BLOCK_SIZE
+from penstock.execute.padding import BESIDE_TOKENS
 from penstock.execute.runner import TorchRunner
 from penstock.schedule.step import JOIN_RECORD, Chunks, Int32, Joins, StepPlan
 
@@ -105,8 +106,10 @@ def _grid(runner: TorchRunner) -> Iterator[TimedStep]:
 
 
 def _beside(rows: int, tokens: int) -> list[TimedStep]:
-    """Prompts of usual length, few tokens of them to as many as go beside these rows."""
-    each = {n: None for n in (tokens - rows, 1, 512, 64, 2048) if 0 < n <= tokens - rows}
+    """Prompts of usual length, few tokens of them to as many as go beside these rows: also the most that are a graph
+    beside few rows, and a few more."""
+    most = BESIDE_TOKENS[-1]
+    each = {n: None for n in (tokens - rows, 1, 512, 64, 2048, most, most + 128) if 0 < n <= tokens - rows}
     return [TimedStep(rows, FEW if rows else 0, n, min(n, USUAL_PROMPT)) for n in each]
 
 

@@ -53,7 +53,7 @@ class Tokenizer:
         self.special_texts = frozenset(self._tokens[i] or "" for i in self.special_ids)
         self._stops: dict[tuple[tuple[str, ...], bool], StopStrings] = {}
         self._style = DecoderStyle.read(_decoder_spec(fast))
-        self.longest = max(len(token) for token in self._tokens if token is not None)  # characters of a token
+        self.longest = max(map(len, filter(None, self._tokens)))  # characters of a token
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> Tokenizer:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from execute_drive import Ask, Host, late_steps, tiny_runner
+from execute_drive import Ask, Host, Row, late_steps, tiny_runner
 
 from penstock import LLM, SamplingParams
 from penstock.demo import problems_file
 from penstock.execute.runner import TorchRunner
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Chunks, StepPlan
 
 pytestmark = pytest.mark.gpu
 
@@ -110,6 +110,43 @@ def test_groups_in_a_graph_are_the_rows_alone() -> None:
             tokens[device, prefix] = host.run(rows, 12, 2, prefix=prefix)
             runner.close()
     assert all((found == tokens["cpu", 0]).all() for found in tokens.values())
+
+
+def _with_prompts(runner: TorchRunner, prefix: int) -> list[list[int]]:
+    """Five rows, behind a prefix of so many blocks, that run while two prompts at a time are stored beside them; who
+    has these draws one token. Tokens of each step."""
+    host, shared, rows = Host(runner), list[int](), list[Row]()
+    for number in range(5):
+        row = host.row(number, [9 + i % 20 for i in range(33)], 60, Ask(temperature=1.0, seed=number))
+        shared = shared or row.blocks[:prefix]
+        row.blocks[:prefix] = shared
+        rows.append(row)
+    flights = [host.launch(rows, joins=rows, prefix=prefix)]
+    for turn in range(4):  # the same sizes again: launched, captured, replayed
+        prompts = [[8 + (7 * i + 3 * turn + each) % 50 for i in range(40)] for each in range(2)]
+        new = [Row(5 + n, p, 40, 60, host.take(3), Ask(temperature=1.0, seed=n), 0, 39) for n, p in enumerate(prompts)]
+        chunks = Chunks(
+            tokens=np.array([token for prompt in prompts for token in prompt[:-1]], np.int32),
+            start=np.array([0, 39, 78], np.int32),
+            context=np.zeros(2, np.int32),
+            blocks=np.array([row.blocks for row in new], np.int32),
+            prompt_logprobs=np.full(2, -1, np.int32),
+            next_token=np.array([token for prompt in prompts for token in prompt[1:]], np.int32),
+        )
+        flights.append(host.launch(rows, chunks=chunks, prefix=prefix))
+        flights.append(host.launch(rows + new, joins=new) if not prefix else host.launch(new, joins=new))
+    return [flight.fetch().tokens.tolist() for flight in flights]
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_prompts_beside_rows_in_a_graph_give_the_cpus_tokens(prefix: int) -> None:
+    plain, runner = _runner("cpu", blocks=400), _runner("cuda", blocks=400)
+    want, found = _with_prompts(plain, prefix), _with_prompts(runner, prefix)
+    assert found == want
+    assert runner._state is not None and runner._state.graphs is not None
+    assert (8, 128, bool(prefix)) in runner._state.graphs.beside
+    plain.close()
+    runner.close()
 
 
 def test_bad_logits_end_their_row_alone() -> None:

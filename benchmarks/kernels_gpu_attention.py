@@ -151,7 +151,7 @@ def prefill_row(prompts: int, tokens: int, heads: int, kv_heads: int, width: int
     kv = pool(prompts * tokens // 16 + 1, kv_heads, width)
     q = queries(prompts * tokens, heads, kv_heads, width)
     start = (torch.arange(prompts + 1, device="cuda") * tokens).to(torch.int32)
-    prefill = PrefillInputs(start, torch.zeros_like(lengths), table, prompts * tokens)
+    prefill = PrefillInputs(start, torch.zeros_like(lengths), table)
     inputs = StepInputs(start, start, 0, None, prefill)
     ms = median(lambda: attend(column, q, kv, inputs, width**-0.5, window))
     seen = tokens * tokens / 2 if window is None else window * (tokens - window / 2)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from knobs import read_knob
 from random_model import SHAPES, Shape, load_format, write_model
 from random_tokenizer import rare_pair
 from step_limit import Machine, probe
@@ -353,10 +354,10 @@ def with_model(parser: argparse.ArgumentParser, words: list[str] | None) -> argp
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
     parser.add_argument("--problems", help="as `penstock monkeys` takes them; left out: the demo's")
     parser.add_argument("--shots", help="where examples come from; left out: the other problems")
-    parser.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE", help="one of the engine's; again")
+    told = "one of the engine's; again"
+    parser.add_argument("--knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE", help=told)
     options = parser.parse_args(words)
-    pairs = [knob.partition("=") for knob in options.knob]
-    options.knobs = {name: json.loads(text) if text[:1].isdigit() else text for name, _, text in pairs}
+    options.knobs = dict(options.knob)
     options.out.mkdir(parents=True, exist_ok=True)
     return options
 

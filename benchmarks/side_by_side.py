@@ -23,6 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from knobs import read_knob
+
 ENGINES = ("penstock", "vllm")
 VLLM = {"max_num_seqs": 1024, "gpu_memory_utilization": 0.85, "async_scheduling": True, "disable_log_stats": True}
 FEW = 4  # prompts, to warm up
@@ -38,9 +40,9 @@ def run_engine(task: dict[str, Any]) -> None:
         spread_experts(task["engine"], llm)
     told: dict[str, Any] = {"version": getattr(engine, "__version__", "?"), "opened": time.perf_counter() - begun}
     for work in task["works"]:
-        prompts = [{"prompt_token_ids": ids} for ids in work["prompts"]]
+        prompts = [{"prompt_token_ids": ids} for ids in work["prompts"][:FEW]]
         few = engine.SamplingParams(**work["sampling"] | {"max_tokens": 8})
-        llm.generate(prompts[:FEW], few, use_tqdm=False)
+        llm.generate(prompts, few, use_tqdm=False)
         told[work["name"]] = []
         for turn in range(task["turns"]):  # another token at the beginning: nothing is cached
             asked = [{"prompt_token_ids": [turn + 1, *ids[1:]]} for ids in work["prompts"]]
@@ -94,9 +96,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     shape, folder = SHAPES[options.shape], options.out / "models" / options.shape
     write_model(shape, folder, options.tokenizer)
-    works = [work for work in works_of(options.shape) if work.name in options.work]
-    if strange := [work.name for work in works if not work.length]:
-        raise SystemExit(f"{strange[0]} has texts for prompts: take works of token ids")
+    able = {work.name: work for work in works_of(options.shape) if work.length}
+    if strange := sorted({*options.work} - able.keys()):
+        raise SystemExit(f"{strange[0]} is no work of token ids: take of {', '.join(able)}")
+    works = [able[name] for name in options.work]
     knobs = {"load_format": load_format(folder), "max_model_len": shape.max_model_len, **dict(options.knob)}
     asked = [
         {"name": w.name, "sampling": w.sampling, "prompts": prompts_of(w, shape.vocab, options, "")} for w in works
@@ -124,14 +127,6 @@ def print_table(found: dict[str, Any], works: list[str]) -> None:
         print(f"{work:16}{cells}" + (f"{best[0] / best[1]:8.2f}" if len(best) > 1 else ""))
 
 
-def _knob(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
@@ -142,8 +137,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=2, help="of each work")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
     parser.add_argument("--vllm-site", type=Path, help="a folder of packages that holds vLLM")
-    parser.add_argument("--knob", action="append", default=[], type=_knob, metavar="NAME=VALUE")
-    parser.add_argument("--vllm-knob", action="append", default=[], type=_knob, metavar="NAME=VALUE")
+    parser.add_argument("--knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE")
+    parser.add_argument("--vllm-knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE")
     parser.add_argument("--spread-experts", action="store_true", help="routers' weights from N(0, 1); on a GPU")
     options = parser.parse_args(words)
     if options.task is not None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from knobs import read_knob
 from random_model import SHAPES, load_format, write_model
 
 from penstock.config import Config
@@ -208,7 +209,7 @@ def main() -> None:
                 "max_model_len": 1024,
                 "kv_cache_tokens": 60_000,
             }
-        knobs |= {name: value(text) for name, _, text in (pair.partition("=") for pair in args.knob)}
+        knobs |= dict(args.knob)
         out = Path(args.out or temporary)
         out.mkdir(parents=True, exist_ok=True)
         table = args.table or out / "steps.json"
@@ -256,14 +257,6 @@ def run(knobs: dict[str, Any], engine: SimulatedEngine, folder: Path, args: argp
     return rows
 
 
-def value(text: str) -> Any:
-    """A knob's: a number, or a word."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def smaller(work: Work) -> Work:
     return Work(work.name, work.prompts[:4], [min(8, limit) for limit in work.limits[:4]], n=min(4, work.n))
 
@@ -280,7 +273,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--table", type=Path, help="a table that was measured before")
     parser.add_argument("--seconds", type=float, default=30.0, help="for which requests arrive")
     parser.add_argument("--repeats", type=int, default=2, help="of each job: the fastest counts")
-    parser.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE")
     parser.add_argument("--out")
     parser.add_argument("--cpu-clock", dest="clock", action="store_const", const=time.process_time)
     parser.set_defaults(clock=time.perf_counter)

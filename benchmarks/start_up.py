@@ -29,6 +29,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from knobs import read_knob
+
 PENSTOCK = [sys.executable, "-m", "penstock"]
 PATIENCE = 120.0  # seconds until a demo without a first sample is given up
 
@@ -129,20 +131,12 @@ def print_stages(model: str, repeats: int, knobs: dict[str, Any]) -> None:
         print(f"{name:52} {statistics.median(each):7.3f} s   ({min(each):.3f} to {max(each):.3f})")
 
 
-def _knob(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--stages", metavar="MODEL", help="a folder, a hub id, or `demo`: print its stages instead")
     parser.add_argument("--repeats", type=int, default=3, help="starts behind the first one")
-    parser.add_argument("knobs", nargs="*", type=_knob, metavar="KNOB=VALUE", help="of LLM, with --stages")
+    parser.add_argument("knobs", nargs="*", type=read_knob, metavar="KNOB=VALUE", help="of LLM, with --stages")
     options = parser.parse_args()
     if options.stages is not None:
         return print_stages(options.stages, options.repeats, dict(options.knobs))

@@ -26,3 +26,8 @@ def test_an_engine_is_measured_and_one_that_fails_costs_itself_alone(
     asked = json.loads((tmp_path / "out" / "vllm.json").read_text())
     assert asked["knobs"]["max_num_seqs"] == 1024 and asked["knobs"]["device"] == "cpu"
     assert {len(ids) for ids in asked["works"][0]["prompts"]} == {4}
+
+
+def test_a_work_that_it_cannot_give_both_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="monkeys is no work of token ids: take of 128-1024, "):
+        side_by_side.main(["--shape", "tiny", "--work", "big", "--work", "monkeys", "--out", str(tmp_path)])

@@ -230,7 +230,6 @@ def _prefill_inputs(chunks: list[tuple[int, int]], tables: list[Tensor], extra: 
         start=torch.tensor(start, dtype=torch.int32),
         context=torch.tensor([c for c, _ in chunks], dtype=torch.int32),
         block_table=padded(tables, extra),
-        tokens=start[-1],
     )
 
 

@@ -67,5 +67,4 @@ class PagedCache:
             start=torch.tensor(start, dtype=torch.int32),
             context=torch.tensor(context, dtype=torch.int32),
             block_table=self.tables[[s for s, _ in pieces]],
-            tokens=start[-1],
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.config import BLOCK_SIZE
 from penstock.disk import write_whole
 from penstock.errors import CheckpointError
 
@@ -59,6 +60,11 @@ class BuiltFor(_Told, kw_only=True, frozen=True):
     output_tokens: int  # the middle one
     longest_output: int
     shared_tokens: int  # that all prompts begin with
+
+    @property
+    def shares(self) -> bool:
+        """Whether samples share a prefix that may be attended once: of one prompt, or a block that all begin with."""
+        return self.samples > self.prompts or self.shared_tokens >= BLOCK_SIZE
 
 
 class Decision(_Told, kw_only=True, frozen=True):

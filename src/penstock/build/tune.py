@@ -136,8 +136,7 @@ class Tuner:
             ("max_num_batched_tokens", [None, *fewer]),
             ("steps_ahead", [1, 0, 2]),
         ]
-        shared = any(work.samples > len(work.prompts) or work.facts().shared_tokens >= 16 for work in self._works)
-        if shared and model.runner.grouping:
+        if any(work.facts().shares for work in self._works) and model.runner.grouping:
             wanted.append(("prefix_groups", ["auto", "always", "off"]))
         return [(name, values) for name, values in wanted if name not in self._options.named and len(values) > 1]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from penstock import __version__
 from penstock.artifact.checksums import verify_files
 from penstock.artifact.manifest import KERNELS, MANIFEST, BuiltOn, Manifest, Value, find_manifest
-from penstock.config import BLOCK_SIZE, Config
+from penstock.config import Config
 from penstock.errors import CheckpointError, UsageError
 from penstock.kernels.tunables import known
 
@@ -67,8 +67,7 @@ def fit(config: Config, folder: Path) -> Fitted | None:
     fitted, taken, more = _with_choices(config, manifest if holds else None, folder)
     fitted.parallel.tensor_parallel_size = _ranks_of(manifest)
     fitted.kv_scales = manifest.kv_scales
-    works = manifest.built_for
-    fitted.plain_graphs = all(work.shared_tokens < BLOCK_SIZE and work.samples == work.prompts for work in works)
+    fitted.plain_graphs = not any(work.shares for work in manifest.built_for)
     return Fitted(folder, manifest, fitted, taken, holds, notes + more)
 
 

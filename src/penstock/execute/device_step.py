@@ -95,7 +95,6 @@ class DeviceStep:
             start=torch.zeros(BESIDE_CHUNKS + 1, dtype=torch.int32, device=device),
             context=torch.zeros(BESIDE_CHUNKS, dtype=torch.int32, device=device),
             block_table=torch.zeros((BESIDE_CHUNKS, -(-width // 16) * 16), dtype=torch.int32, device=device),
-            tokens=0,
         )
         self._copier = ops.block_copier(kv.by_block)
         self.graphs: Graphs | None = None
@@ -120,8 +119,7 @@ class DeviceStep:
         if not asking:
             captured.capture_later(sizes)
         for tokens in CHUNK_GRAPHS:
-            if tokens <= self.columns.tokens.shape[0] - ALIGNED:
-                captured.capture_beside(1, tokens, False, self._launch_of_few(1, tokens, False))
+            captured.capture_beside(1, tokens, False, self._launch_of_few(1, tokens, False))
         return {"sizes": sorted(captured.by_size), "seconds": round(captured.seconds, 2), "bytes": captured.bytes}
 
     def step(self, plan: StepPlan) -> Outcome:
@@ -261,10 +259,10 @@ class DeviceStep:
 
     def _forward_beside(self, plan: StepPlan, sizes: BesideSizes, grouped: bool, chunks: PrefillInputs) -> Tensor:
         """The forward of a step with chunks: a graph, where it is of few kinds and none of its prompts is scored."""
-        few, told = self._few_chunks, plan.chunks
+        few, told, graph = self._few_chunks, plan.chunks, None
         assert told is not None
-        graph, fits = None, sizes.few and chunks.context.shape == few.context.shape
-        if self.graphs is not None and fits and not (told.prompt_logprobs >= 0).any():
+        fits = sizes.few and chunks.context.shape == few.context.shape and not (told.prompt_logprobs >= 0).any()
+        if self.graphs is not None and fits:
             launch = self._launch_of_few(sizes.rows, sizes.tokens, grouped)
             graph = self.graphs.with_chunks(sizes.rows, sizes.tokens, grouped, launch)
         if self.graphs is None or graph is None:
@@ -278,7 +276,7 @@ class DeviceStep:
 
     def _launch_of_few(self, size: int, tokens: int, grouped: bool) -> Callable[[], Tensor]:
         """Returns the launch of `size` rows and the chunks at their one address, `tokens` in all."""
-        return partial(self.launch_forward, size, grouped, replace(self._few_chunks, tokens=tokens - size), tokens)
+        return partial(self.launch_forward, size, grouped, self._few_chunks, tokens)
 
     def launch_forward(
         self, size: int, grouped: bool, chunks: PrefillInputs | None = None, tokens: int = 0, groups: int = 0

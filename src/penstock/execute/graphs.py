@@ -4,8 +4,8 @@
         forward of rows that stand alone    forward with prefix groups    plain draw    draw with all that rows may ask
     for the smallest: a plain step in one        for one row with a prompt's chunk, by tokens: forward
     at work, when a step comes the second time: those of larger sizes, of rows and chunks, and draws that say forced
-        tokens. Of an artifact, which starts soon, sizes between powers of two as well, the first time; and where its
-        work shares no prefix all but plain forwards and draws, the second time
+        tokens. Of an artifact whose work shares no prefix also sizes between powers of two, the first time, and all
+        but plain forwards and draws
 
 All share one memory pool. Capturing stops when its time or its memory is used up: larger sizes were captured first, so
 what is missing then is filled by the next larger graph; sizes are therefore captured coarse ones first. A capture at

@@ -204,6 +204,5 @@ def whole_prompts(prompts: int, tokens: int, tables: Tensor) -> StepInputs:
         start=torch.arange(0, (prompts + 1) * tokens, tokens, dtype=torch.int32, device=device),
         context=torch.zeros(prompts, dtype=torch.int32, device=device),
         block_table=tables.to(torch.int32),
-        tokens=prompts * tokens,
     )
     return StepInputs(position.repeat(prompts), slots.flatten(), 0, None, prefill)

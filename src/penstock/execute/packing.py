@@ -22,7 +22,7 @@ _NONE: Int32 = np.zeros(0, np.int32)
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
     """The step's queries: rows, padded to `size` with the dead row, the tokens that each skips as its group's prefix,
     and the drafts, where there are any."""
-    skip, offset, draft = np.repeat(plan.group_length, np.diff(plan.group_start)), _NONE, _NONE
+    skip, offset, draft = plan.group_skip, _NONE, _NONE
     if (drafts := plan.drafts) is not None:
         offset = drafts.offset
         draft = np.zeros(offset.size, np.int32)
@@ -81,10 +81,7 @@ def pack_chunks(
     start[: count + 1] = chunks.start
     context = np.zeros(padded, np.int32)
     context[:count] = chunks.context
-    inputs = PrefillInputs(
-        start=staging.add(start), context=staging.add(context), block_table=staging.add(_widened(chunks.blocks)),
-        tokens=size,
-    )  # fmt: skip
+    inputs = PrefillInputs(staging.add(start), staging.add(context), staging.add(_widened(chunks.blocks)))
     return staging.add(ids), staging.add(positions), staging.add(slots), inputs
 
 

@@ -199,7 +199,7 @@ class _Plans:
         self._lengths: Int32 = np.full(step.rows, step.shared + step.context, np.int32)
         if step.spread:
             place = np.random.default_rng(1).permutation(step.rows)
-            self._lengths += (step.spread * (2 * place + 1 - step.rows) // max(1, step.rows)).astype(np.int32)
+            self._lengths += (step.spread * (2 * place + 1 - step.rows) // step.rows).astype(np.int32)
         self._table: Int32 = np.zeros((0, 0), np.int32)
         self._of_chunk = -(-step.prompt_length // BLOCK_SIZE)
         self._chunked = 1 + self._groups * self._prefix + step.rows * self._own  # the first block of chunks

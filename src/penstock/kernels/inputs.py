@@ -66,7 +66,6 @@ class PrefillInputs:
     start: Tensor  # [chunks + 1] int32, CSR over the step's tokens after the S decode rows
     context: Tensor  # [chunks] int32: position of a chunk's first token
     block_table: Tensor  # [chunks, width] int32
-    tokens: int  # host: of all chunks, padding left out
 
 
 @dataclass(slots=True)

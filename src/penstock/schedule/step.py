@@ -163,6 +163,11 @@ class StepPlan:
         """Returns the row of each query [Q]; a row's queries are neighbours."""
         return self.rows if self.drafts is None else np.repeat(self.rows, self.drafts.counts + 1)
 
+    @property
+    def group_skip(self) -> Int32:
+        """Returns how many tokens each row of a group leaves to its group's prefix [group_start[-1]]."""
+        return np.repeat(self.group_length, self.group_start[1:] - self.group_start[:-1])
+
 
 @dataclass(slots=True)
 class TokenLogprobs:

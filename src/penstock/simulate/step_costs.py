@@ -181,7 +181,7 @@ class StepCosts:
             return 0.0
         own = plan.lengths.astype(np.float32)
         if plan.group_length.size:
-            own[: plan.group_start[-1]] -= np.repeat(plan.group_length, plan.group_start[1:] - plan.group_start[:-1])
+            own[: plan.group_start[-1]] -= plan.group_skip
         own -= own.sum() / own.size
         evenly = math.sqrt(3 * float(own @ own) / own.size)  # either way, if they lay evenly; np.std is slower
         return evenly * float(np.interp(plan.rows.size, self._spread_rows, self._by_spread))

@@ -12,7 +12,7 @@ import torch
 
 from penstock.errors import CapacityError, UsageError
 from penstock.execute import gpu_collectives
-from penstock.execute.gpu_collectives import GpuCollectives
+from penstock.execute.gpu_collectives import GpuCollectives, Meetings
 from penstock.execute.rank_gpus import check_free, check_gpus
 
 pytestmark = pytest.mark.torch
@@ -70,3 +70,17 @@ def test_all_ranks_share_memory_or_none(fails: str | None, tmp_path: Path, monke
     why = {"raises": "RuntimeError: no fabric manager", "hangs": "not done in 1 s"}[fails]
     assert said == f"NCCL, since memory could not be shared (rank 1: {why})"
     assert sorted(opened) == [0, 1, 2] and all(end._shared is None for end in ends)
+
+
+def test_a_process_that_had_a_model_before_is_met_by_new_ones() -> None:
+    """Counts of all ranks are the most of any, by meetings of those alone that had fewer."""
+    store, alone = torch.distributed.HashStore(), list[tuple[int, int]]()
+    met = [Meetings(2), Meetings(), Meetings(1)]
+    with ThreadPoolExecutor(3) as threads:
+        told = [
+            threads.submit(met[rank].keep_pace, store, rank, 3, lambda number, rank=rank: alone.append((rank, number)))
+            for rank in range(3)
+        ]
+        for each in told:
+            each.result()
+    assert [each.made for each in met] == [2, 2, 2] and sorted(alone) == [(1, 0), (1, 1), (2, 1)]

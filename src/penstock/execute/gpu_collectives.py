@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -118,17 +119,14 @@ class SharedMemory:
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device, room: int = ROOM) -> None:
         self.kernels: Any = import_module("penstock.kernels.triton.all_reduce")
-        symmetric: Any = import_module("torch.distributed._symmetric_memory")
         count = self.kernels.FLAG_BYTES + 2 * room
         if rank == 0:
             store.set("name", f"penstock-{os.urandom(8).hex()}")
         name = store.get("name").decode()  # torch keeps groups by their names: each model's is another
         with torch.cuda.device(device):
-            self._group = _named_group(name, _dist.PrefixStore(name, store), rank, size)
-            self._held = symmetric.empty(count, dtype=torch.uint8, device=device)
-            self._held[: self.kernels.FLAG_BYTES].zero_()
-            torch.cuda.synchronize(device)  # before another rank knows where it lies
-            self._handle = symmetric._SymmetricMemory.rendezvous(self._held, name)
+            MEETINGS.keep_pace(store, rank, size, lambda nth: _map(f"{name}-{rank}-{nth}", store, 0, 1, 1, device))
+            self._group, self._held, self._handle = _map(name, store, rank, size, count, device)
+            MEETINGS.made += 1
             places = [self._handle.get_buffer(each, (count,), torch.uint8).data_ptr() for each in range(size)]
             self.hung = torch.zeros(1, dtype=torch.int64, pin_memory=True)
             state = torch.tensor([0, 0, 0, PATIENT, self.hung.data_ptr()], device=device)
@@ -139,6 +137,34 @@ class SharedMemory:
     def be_quick(self) -> None:
         """From the launches on that come after this one, a rank that doesn't come is waited for AT_WORK looks long."""
         self.memory.state[self.kernels.MOST.value] = AT_WORK
+
+
+@dataclass
+class Meetings:
+    """How often this process has mapped memory of a group's. torch numbers what ranks tell each other on the way by a
+    count of each process: one that had a model before would wait for words that a new one never says."""
+
+    made: int = 0
+
+    def keep_pace(self, store: Any, rank: int, size: int, alone: Callable[[int], object]) -> None:
+        """Brings this process's count to the most of all ranks', by meetings of itself `alone`."""
+        store.set(f"met {rank}", str(self.made))
+        most = max(int(store.get(f"met {each}")) for each in range(size))
+        for nth in range(self.made, most):
+            alone(nth)
+        self.made = most
+
+
+MEETINGS = Meetings()
+
+
+def _map(name: str, store: Any, rank: int, size: int, count: int, device: torch.device) -> tuple[Any, Tensor, Any]:
+    """Allocates `count` bytes, zeros, which all ranks of a new group map -> the group, the bytes, torch's handle."""
+    symmetric: Any = import_module("torch.distributed._symmetric_memory")
+    group = _named_group(name, _dist.PrefixStore(name, store), rank, size)
+    held = symmetric.empty(count, dtype=torch.uint8, device=device).zero_()
+    torch.cuda.synchronize(device)  # before another rank knows where it lies
+    return group, held, symmetric._SymmetricMemory.rendezvous(held, name)
 
 
 def _named_group(name: str, store: Any, rank: int, size: int) -> Any:

@@ -141,9 +141,9 @@ class RankRunner(TorchRunner):
                 raise EngineError(f"rank 0 lost the others: a step was not done after {waited:.0f} s")
             time.sleep(_LOOK)
 
-    def reason(self, error: EngineError) -> PenstockError:
-        """Returns what is told of a share that failed: the end of another rank, where there is one."""
-        ended = [other for other in self.others if other.wait(_REASON / len(self.others))]
+    def reason(self, error: EngineError, seconds: float = _REASON) -> PenstockError:
+        """Returns what is told of a share that failed: the end of another rank, where there is one within `seconds`."""
+        ended = [other for other in self.others if other.wait(seconds / len(self.others))]
         # A rank that died without a word is the cause; the words of others may be what they saw of it.
         told = sorted((other.failure() for other in ended), key=lambda failure: "lost the others" in str(failure))
         return told[0] if told else error
@@ -167,9 +167,12 @@ class RankFlight:
                 if self.runner.rows_on_gpu:
                     self.runner.wait(self.own)
                 tokens = self.own.fetch()
-                self.runner.collectives.check()
             except EngineError as error:
                 raise self.runner.reason(error) from error
+            try:
+                self.runner.collectives.check()
+            except EngineError as error:  # a GPU has waited for the others by then: who has ended is known
+                raise self.runner.reason(error, seconds=0.0) from error
             for other in self.runner.others:
                 other.compare(self.number, tokens)
             self.tokens = tokens

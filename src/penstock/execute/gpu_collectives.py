@@ -91,10 +91,15 @@ class GpuCollectives:
     def describe(self) -> str:
         return self._how
 
-    def close(self) -> None:
-        group, self._group, self._shared = self._group, None, None
+    def abort(self) -> None:
+        """Ends NCCL's calls. Ours end by themselves, and use what is shared until then."""
+        group, self._group = self._group, None
         if group is not None:
             group.abort()
+
+    def close(self) -> None:
+        self.abort()
+        self._shared = None
 
     def _store(self, name: str) -> Any:
         store = _dist.FileStore(f"{self._meeting}-{name}", self._size)

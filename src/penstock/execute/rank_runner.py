@@ -40,7 +40,7 @@ from penstock.schedule.step import Flight, LateMasks, StepPlan, StepTokens
 from penstock.shared_weights import WeightsSource
 
 _SECONDS = 30.0  # that a rank waits for another in the middle of a step
-_TELLING = 1.5  # that a step may take to end by itself, once another rank has ended
+_TELLING = 0.3  # that a step may take to end by itself, once another rank is gone
 _LOOK = 5e-5
 _REASON = 1.0  # that rank 0 waits for another's last word, where its own share has failed
 
@@ -126,8 +126,9 @@ class RankRunner(TorchRunner):
         """Ends the other ranks' processes and lets go of this one's share. Flights that wait fail. Twice is once."""
         if not self._closed:
             _close(self.others)
-            self.collectives.close()
+            self.collectives.abort()
             super().close()
+            self.collectives.close()
             torch.set_num_threads(self._threads)
 
     def wait(self, own: Flight) -> None:
@@ -136,9 +137,9 @@ class RankRunner(TorchRunner):
         begun = time.monotonic()
         while not own.ready():
             waited = time.monotonic() - begun
-            if waited > self._seconds or (waited > _TELLING and any(other.error is not None for other in self.others)):
-                self.collectives.close()
-                raise EngineError(f"rank 0 lost the others: a step was not done after {waited:.0f} s")
+            if waited > self._seconds or (waited > _TELLING and any(other.silent for other in self.others)):
+                self.collectives.abort()
+                raise EngineError(f"rank 0 lost the others: a step was not done after {waited:.1f} s")
             time.sleep(_LOOK)
 
     def reason(self, error: EngineError, seconds: float = _REASON) -> PenstockError:

@@ -30,6 +30,7 @@ class RemoteRank:
     def __init__(self, start: RankStart) -> None:
         self.rank = start.rank
         self.error: PenstockError | None = None  # once it has ended: why
+        self.silent = False  # whether it says nothing any more; how it ended is known a little later
         self.counts: dict[str, int] = {}  # its runner's, as of the last step that it has told of
         self.process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
@@ -117,6 +118,7 @@ class RemoteRank:
             self._hear()
         except msgspec.MsgspecError as error:
             self._end(EngineError(f"rank {self.rank} said what could not be read: {error}"))
+        self.silent = True
         try:
             code = self.process.wait(_LEAVING)
         except subprocess.TimeoutExpired:

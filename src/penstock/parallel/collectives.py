@@ -44,8 +44,11 @@ class Collectives(Protocol):
     def describe(self) -> str:
         """Says how they add up, in a line."""
 
+    def abort(self) -> None:
+        """Has whoever still waits for others wait no longer than it must. Twice is once."""
+
     def close(self) -> None:
-        """Lets go of what they share; whoever still waits for others waits no more. Twice is once."""
+        """Lets go of what they share, when no call is under way any more. Twice is once."""
 
 
 class Gloo:
@@ -92,8 +95,11 @@ class Gloo:
     def describe(self) -> str:
         return "gloo"
 
-    def close(self) -> None:
+    def abort(self) -> None:
         """Whoever waits is told by the end of the others' sockets."""
+
+    def close(self) -> None:
+        """Nothing is shared."""
 
 
 def gloo_group(store: Any, rank: int, size: int, longest: timedelta) -> Any:

@@ -32,25 +32,29 @@ TOLD = "FIGURES "  # what a line of an engine's process begins with
 
 
 def run_engine(task: dict[str, Any]) -> None:
-    """In a process of its own: opens the engine's `LLM`, runs the works, prints a line of figures."""
+    """In a process of its own: opens the engine's `LLM`, runs the works, prints a line of figures for each."""
     engine = import_module(task["engine"])
     begun = time.perf_counter()
     llm = engine.LLM(model=task["model"], **task["knobs"])
     if task["spread_experts"]:
         spread_experts(task["engine"], llm)
-    told: dict[str, Any] = {"version": getattr(engine, "__version__", "?"), "opened": time.perf_counter() - begun}
+    tell({"version": getattr(engine, "__version__", "?"), "opened": time.perf_counter() - begun})
     for work in task["works"]:
         prompts = [{"prompt_token_ids": ids} for ids in work["prompts"][:FEW]]
         few = engine.SamplingParams(**work["sampling"] | {"max_tokens": 8})
         llm.generate(prompts, few, use_tqdm=False)
-        told[work["name"]] = []
+        rates = []
         for turn in range(task["turns"]):  # another token at the beginning: nothing is cached
             asked = [{"prompt_token_ids": [turn + 1, *ids[1:]]} for ids in work["prompts"]]
             begun = time.perf_counter()
             outs = llm.generate(asked, engine.SamplingParams(**work["sampling"]), use_tqdm=False)
             seconds = time.perf_counter() - begun
-            told[work["name"]].append(sum(len(each.token_ids) for out in outs for each in out.outputs) / seconds)
-    print(TOLD + json.dumps(told), flush=True)
+            rates.append(sum(len(each.token_ids) for out in outs for each in out.outputs) / seconds)
+        tell({work["name"]: rates})
+
+
+def tell(figures: dict[str, Any]) -> None:
+    print(TOLD + json.dumps(figures), flush=True)
 
 
 def spread_experts(engine: str, llm: Any) -> None:
@@ -69,7 +73,7 @@ def _spread_modules(model: Any) -> None:
 
 
 def measure(engine: str, options: argparse.Namespace, task: dict[str, Any]) -> dict[str, Any]:
-    """Returns an engine's figures, or what went wrong. What it says goes to a log."""
+    """Returns an engine's figures, and what went wrong. What else it says goes to a log."""
     path, log = options.out / f"{engine}.json", options.out / f"{engine}.log"
     path.write_text(json.dumps(task))
     environment = dict(os.environ)
@@ -78,15 +82,17 @@ def measure(engine: str, options: argparse.Namespace, task: dict[str, Any]) -> d
         if options.vllm_site is not None:
             paths = [str(options.vllm_site.resolve()), *filter(None, [environment.get("PYTHONPATH")])]
             environment["PYTHONPATH"] = os.pathsep.join(paths)
+    words, found = [sys.executable, __file__, "--task", str(path)], dict[str, Any]()
     with log.open("w") as file:
-        words = [sys.executable, __file__, "--task", str(path)]
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=file, text=True, env=environment)
-        file.write(done.stdout)
-    told = [line for line in done.stdout.splitlines() if line.startswith(TOLD)]
-    if not told:
-        return {"failed": f"exit {done.returncode}: {log}"}
-    found: dict[str, Any] = json.loads(told[-1][len(TOLD) :])
-    return found
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True, env=environment)
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith(TOLD):
+                found |= json.loads(line[len(TOLD) :])
+                print(engine, line[len(TOLD) :].strip(), flush=True)
+            else:
+                file.write(line)
+    return found if not child.wait() else found | {"failed": f"{engine} ended with {child.returncode}: {log}"}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

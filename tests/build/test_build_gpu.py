@@ -36,7 +36,7 @@ with LLM(sys.argv[1], sealed=True) as llm:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("build") / "artifact"
-    done = build(out, "--quantization", "fp8", told=TOLD)
+    done = build(out, "--quantization", "fp8", "--quantize-lm-head", told=TOLD)
     assert done.returncode == 0, done.stderr
     print(done.stderr, done.stdout)
     return out

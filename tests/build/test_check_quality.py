@@ -75,6 +75,23 @@ def test_a_spoilt_matrix_is_found(tmp_path: Path) -> None:
     assert next(iter(costs)) == name and costs[name] > 10 * sorted(costs.values())[-2]
 
 
+def test_a_spoilt_head_is_found(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_quantized(model_folder(), out, "fp8", fp8_head=True)
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(out / "model.safetensors")
+    tensors["lm_head.weight_scale"] = -tensors["lm_head.weight_scale"]
+    save_file(tensors, out / "model.safetensors")
+    asked = BuildOptions(model="demo", out=str(out), quantization="fp8", quantize_lm_head=True, knobs={"device": "cpu"})
+    work = WorkSample(told="rows", prompts=[list(range(40, 70))], sampling=[{}], outputs=[20], concurrency=1)
+    options = msgspec.to_builtins(asked)
+    score_source(options, str(model_folder()), [msgspec.to_builtins(work)])
+    assert score_built(options, {}, {})["kl_mean"] > 0.02
+    costs = find_costly(options, str(model_folder()))
+    assert next(iter(costs)) == "lm_head" and costs["lm_head"] > 10 * sorted(costs.values())[-2]
+
+
 def test_eight_bits_of_kv_are_in_the_built_model_alone(tmp_path: Path) -> None:
     options = msgspec.to_builtins(
         BuildOptions(model="demo", out=str(tmp_path), kv_cache_dtype="fp8", knobs={"device": "cpu"})

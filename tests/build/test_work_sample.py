@@ -113,6 +113,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"knobs": {"max_num_seqs": 0}}, "max_num_seqs must be between"),
     ({"retune": True, "quantization": "int8"}, "is settled in an artifact"),
     ({"retune": True, "keep_wide": ["a"]}, "is settled in an artifact"),
+    ({"retune": True, "quantize_lm_head": True}, "quantize_lm_head is settled in an artifact"),
+    ({"quantization": "int8", "quantize_lm_head": True}, "is for fp8 weights, and these are int8: leave it out"),
     ({"retune": True, "tune_minutes": 0.0}, "tune_minutes 0 times none"),
 ]
 

@@ -15,8 +15,12 @@ from penstock import LLM, SamplingParams
 from penstock.demo import model_folder
 from penstock.errors import CheckpointError
 from penstock.execute.runner import SLOW_FP8
+from penstock.kernels.choose import choose
+from penstock.models.decoder import Decoder
+from penstock.quant.fp8 import to_fp8
 from penstock.quant.write_compressed import MadeKind, pack_int32
 from penstock.weights.checkpoint import INDEX
+from penstock.weights.load import load_model
 from penstock.weights.write_quantized import write_quantized
 
 pytestmark = pytest.mark.torch
@@ -42,6 +46,35 @@ def test_a_written_folder_answers_as_what_is_made_at_load(
     )
     with pytest.raises(CheckpointError, match="is quantized already"):
         write_quantized(tmp_path / "out", tmp_path / "twice", kind)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_of_fp8_is_made_of_what_scores_the_vocabulary(tied: bool, tmp_path: Path) -> None:
+    """Also of an embedding that is the head too, which stays wide; kept wide, it is what it was."""
+    wide, out = tmp_path / "wide", tmp_path / "out"
+    wide.mkdir()
+    tensors = load_file(model_folder() / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    head = table if tied else table.flip(0)
+    save_file(tensors if tied else tensors | {"lm_head.weight": head.contiguous()}, wide / "model.safetensors")
+    config = json.loads((model_folder() / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (wide / "config.json").write_text(json.dumps(config))
+    write_quantized(wide, out, "fp8", fp8_head=True)
+    numbers, scale = to_fp8(head)
+    stored = load_file(out / "model.safetensors")
+    assert torch.equal(stored["lm_head.weight"].view(torch.uint8), numbers.view(torch.uint8))
+    assert torch.equal(stored["lm_head.weight_scale"], scale)
+    assert torch.equal(stored["model.embed_tokens.weight"], table)
+    hidden = torch.randn(20, head.shape[1], generator=torch.Generator().manual_seed(1))
+    scores = loaded(out).logits(hidden)
+    torch.testing.assert_close(scores, hidden @ (numbers.float() * scale.float()).T, atol=0.05, rtol=0.02)
+    write_quantized(wide, tmp_path / "kept", "fp8", keep_wide=["lm_head"], fp8_head=True)
+    assert torch.equal(loaded(tmp_path / "kept").logits(hidden), loaded(wide).logits(hidden))
+
+
+def loaded(folder: Path) -> Decoder:
+    ops, cpu = choose(torch.device("cpu"), torch.float32), torch.device("cpu")
+    return load_model(folder, load_format="auto", dtype=torch.float32, device=cpu, ops=ops, seed=0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

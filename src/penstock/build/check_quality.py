@@ -33,7 +33,7 @@ from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_fit import told_scales, whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.kernels.ops import Ops
-from penstock.models.decoder import Decoder
+from penstock.models.decoder import HEAD, Decoder
 from penstock.models.read_config import read_model_config
 from penstock.quant.scheme import PLAIN
 
@@ -100,11 +100,13 @@ def find_costly(options: dict[str, Any], folder: str) -> Result:
         wide, ops = _open(asked.source_config(folder, **UNBUILT), Path(folder), longest)
         built, _ = _open(asked.config(str(out)), out, longest)
         costs: dict[str, float] = {}
-        for ours, theirs in zip(linears(wide), linears(built), strict=True):
+        names = [each.loaded["weight"].parts[0].name.removesuffix(".weight") for each in linears(wide)]
+        matrices = [*zip(names, linears(wide), linears(built), strict=True)]
+        for name, ours, theirs in [*matrices, *[(HEAD, wide.head, built.head)] * asked.quantize_lm_head]:
             if theirs.scheme is not PLAIN:
                 usual, ours.product = ours.product, theirs.product
                 kl, _ = _compare(wide, ops, some, reference)
-                costs[ours.loaded["weight"].parts[0].name.removesuffix(".weight")] = _rounded(kl.mean())
+                costs[name] = _rounded(kl.mean())
                 ours.product = usual
     return dict(sorted(costs.items(), key=lambda each: -each[1])[:COSTLY])
 

@@ -33,7 +33,7 @@ def make_weights(options: BuildOptions, source: SourceModel, kind: str, tell: Ca
     folder, out = Path(source.folder), Path(options.out)
     adapter = None if options.lora is None else _adapter(options.lora, folder)
     if kind != "none":
-        write_quantized(folder, out, cast(MadeKind, kind), tell, options.keep_wide, adapter)
+        write_quantized(folder, out, cast(MadeKind, kind), tell, options.keep_wide, adapter, options.quantize_lm_head)
         return
     if adapter is not None:
         write_merged(folder, out, adapter, tell)

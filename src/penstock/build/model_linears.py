@@ -10,7 +10,7 @@ from penstock.models.decoder import Decoder
 
 
 def linears(model: Decoder) -> Iterator[Linear]:
-    """Yields them in the order of the layers; experts and the head are left out."""
+    """Yields those of the layers in their order; experts and the head are left out."""
     for block in model.blocks:
         yield from (block.attention.qkv, block.attention.out)
         mlp = getattr(block, "mlp", None)

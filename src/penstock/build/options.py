@@ -15,10 +15,12 @@ Quantize = Literal["auto", "none", "fp8", "int8", "int4"]
 KvKind = Literal["auto", "bfloat16", "fp8"]
 Objective = Literal["throughput", "latency"]
 
+NO_FP8_HEAD = "quantize_lm_head is for fp8 weights, and these are {}: leave it out (int8 and int4 have an int8 head)"
 USUAL_SHAPE = "256x256:128"
 OF_NUMBERS = (
     "quantization",
     "kv_cache_dtype",
+    "quantize_lm_head",
     "keep_wide",
     "max_kl",
     "revision",
@@ -56,8 +58,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     objective: None is throughput, or what the artifact was built for. price: dollars an hour of this machine.
 
     max_kl: the bound of the check, None: the usual one of the numbers that are written. keep_wide: patterns of names
-    of matrices that are not quantized. lora: an adapter to be merged in. retune: `model` is an artifact,
-    whose choices are timed again.
+    of matrices that are not quantized. quantize_lm_head: whether fp8 weights have a head of fp8 too. lora: an adapter
+    to be merged in. retune: `model` is an artifact, whose choices are timed again.
     """
 
     model: str
@@ -73,6 +75,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     lora: str | None = None
     max_kl: float | None = None
     keep_wide: list[str] = []
+    quantize_lm_head: bool = False
     knobs: dict[str, Any] = {}
     retune: bool = False
 
@@ -83,10 +86,12 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             if given is not None and given not in get_args(kind):
                 raise UsageError(f"{name} must be one of {', '.join(get_args(kind))}, not {given!r}", param=name)
         for name in OF_NUMBERS if self.retune else ():
-            if getattr(self, name) not in ("auto", None, []):
+            if getattr(self, name) not in ("auto", None, [], False):
                 raise UsageError(
                     f"{name} is settled in an artifact: leave it out beside --retune, or build anew", param=name
                 )
+        if self.quantize_lm_head and self.quantization not in ("auto", "fp8"):
+            raise UsageError(NO_FP8_HEAD.format(self.quantization), param="quantize_lm_head")
         if self.workload is not None and self.shapes:
             raise UsageError("a build is for --workload or for --shape: leave one out", param="shape")
         if not 0 <= self.tune_minutes <= 24 * 60:

@@ -17,7 +17,6 @@ import torch
 from penstock.artifact.manifest import MANIFEST
 from penstock.build.build_state import check_disk
 from penstock.build.options import BuildOptions
-from penstock.config import Quantization
 from penstock.engine.build_engine import model_folder
 from penstock.errors import CapacityError, CheckpointError, UsageError
 from penstock.execute.limits import free_memory
@@ -25,9 +24,11 @@ from penstock.execute.open_runner import find_device
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes
+from penstock.quant.write_compressed import MadeKind
 from penstock.weights.adapter import ADAPTER_CONFIG, ADAPTER_FILE, Adapter
 from penstock.weights.checkpoint import read_entries
 from penstock.weights.find import HUB_FILES, adapter_folder
+from penstock.weights.write_quantized import model_written
 
 SPARE = 2 << 30  # bytes of host memory beside shards: torch, and a matrix that is quantized
 
@@ -125,9 +126,7 @@ def _sizes(options: BuildOptions, source: SourceModel) -> tuple[int, int]:
     wide = build_model(config, dtype, meta, scheme_of=choose_schemes("auto", config.quantization)).weights_bytes
     if options.quantization in ("none", "auto") or source.quantized is not None:
         return wide, stored
-    made = build_model(
-        config, dtype, meta, scheme_of=choose_schemes(cast(Quantization, options.quantization))
-    ).weights_bytes
+    made = model_written(config, cast(MadeKind, options.quantization), options.quantize_lm_head).weights_bytes
     return wide, int(stored * made / wide)
 
 

@@ -86,6 +86,9 @@ def build(
         Many,
         typer.Option(help="Matrices that aren't quantized, by name or pattern (`*.down_proj`); may be given again."),
     ] = None,
+    quantize_lm_head: Annotated[
+        bool, typer.Option("--quantize-lm-head", help="With fp8 weights: the head too; the check says what it costs.")
+    ] = False,
     price: Annotated[
         float | None,
         typer.Option(
@@ -111,7 +114,7 @@ def build(
         model=model, out=str(out or model), shapes=shape or [], workload=None if workload is None else str(workload),
         quantization=quantization, kv_cache_dtype=kv_cache_dtype, objective=objective,  # type: ignore[arg-type]
         tune_minutes=tune_minutes, revision=revision, lora=lora, max_kl=max_kl, keep_wide=keep_wide or [],
-        price=price, knobs=knobs, retune=retune,
+        quantize_lm_head=quantize_lm_head, price=price, knobs=knobs, retune=retune,
     )  # fmt: skip
     stopped_by_sigterm(lambda: run_build(options, _read_rows))
 

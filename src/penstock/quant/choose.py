@@ -18,15 +18,16 @@ SchemeOf = Callable[[str], Scheme]  # a matrix's name in the checkpoint, without
 MADE: dict[MadeKind, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4)}
 
 
-def made_kind(quantization: MadeKind, name: str) -> MadeKind | None:
+def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> MadeKind | None:
     """Returns what a wide checkpoint's matrix becomes at load; None: it stays as it is. The router of experts, which is
     small and decides much, stays; so does the head, whose errors nothing evens out, but beside integers, where it is of
     eight bits: a third of what a small model reads for a row, which costs little (on 24 of the demo's problems KL to
-    float32 is 3.6e-4 with such a head and 3.4e-4 without; bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2)."""
+    float32 is 3.6e-4 with such a head and 3.4e-4 without; bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2).
+    fp8_head: beside fp8 it is made fp8 too."""
     if name.endswith((".gate", ".router")):
         return None
     if name == "lm_head":
-        return None if quantization == "fp8" else "int8"
+        return "int8" if quantization != "fp8" else "fp8" if fp8_head else None
     return quantization
 
 
@@ -35,8 +36,11 @@ def all_plain(name: str) -> Scheme:
     return PLAIN
 
 
-def choose_schemes(quantization: Quantization, stored: StoredQuantization | None = None) -> SchemeOf:
+def choose_schemes(
+    quantization: Quantization, stored: StoredQuantization | None = None, *, fp8_head: bool = False
+) -> SchemeOf:
     """Returns the scheme of each matrix. stored: what config.json says of its checkpoint, None: it is unquantized.
+    fp8_head: as `made_kind` takes it.
 
     UsageError where `quantization` asks for another than a quantized checkpoint has.
     """
@@ -51,7 +55,7 @@ def choose_schemes(quantization: Quantization, stored: StoredQuantization | None
             f"or have it made by {', '.join(MADE)}",
             param="quantization",
         )
-    return lambda name: MADE[made] if (made := made_kind(quantization, name)) else PLAIN
+    return lambda name: MADE[made] if (made := made_kind(quantization, name, fp8_head=fp8_head)) else PLAIN
 
 
 def _check_named(quantization: Quantization, stored: StoredQuantization) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from torch import Tensor
 from penstock.disk import sync_folder, why_not_written, write_whole
 from penstock.errors import CheckpointError, UsageError
 from penstock.models.build_model import build_model
-from penstock.models.decoder import HEAD, Decoder
+from penstock.models.decoder import EMBEDDING, HEAD, Decoder
+from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes, made_kind
 from penstock.quant.integers import made_group
@@ -40,11 +42,13 @@ def write_quantized(
     tell: Callable[[str], None] = lambda line: None,
     keep_wide: Sequence[str] = (),
     adapter: Adapter | None = None,
+    fp8_head: bool = False,
 ) -> None:
     """Writes `out`, a whole model folder. Shards that are there already are kept: they must be of this folder and kind.
 
     tell: hears a line for each shard. keep_wide: patterns (`*.down_proj`) of names of matrices that stay as they are;
     those that are multiplied together (q, k and v; gate and up) stay so together. adapter: merged in before.
+    fp8_head: of kind fp8 the head is quantized too; one tied to the embedding, which stays wide, is written beside it.
 
     Raises CheckpointError for weights that are quantized already or not sound, UsageError for shapes that the kind
     doesn't fit and a pattern that fits nothing, CapacityError where the disk is full.
@@ -52,9 +56,10 @@ def write_quantized(
     config = read_model_config(folder)
     if config.quantization is not None:
         raise CheckpointError(f"{folder} is quantized already ({config.quantization.method}): take the wide model")
-    model = build_model(config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes(kind))
+    model = model_written(config, kind, fp8_head)
     made = {part.name.removesuffix(".weight"): part for part in _made_parts(model, keep_wide)}
-    kinds = {name: made_kind(kind, name) or kind for name in made}
+    kinds = {name: made_kind(kind, name, fp8_head=fp8_head) or kind for name in made}
+    untied = config.tie_word_embeddings and HEAD in kinds
     group = min((made_group(made[name]) for name, of in kinds.items() if of == "int4"), default=0)
     shards: dict[Path, list[Entry]] = {}
     if config.text_part is not None:
@@ -67,14 +72,14 @@ def write_quantized(
     out.mkdir(parents=True, exist_ok=True)
     for number, (shard, entries) in enumerate(shards.items(), 1):
         if not (out / shard.name).exists():
-            stored = dict(_stored(entries, kinds, group, adapter))
+            stored = dict(_stored(entries, kinds, group, adapter, untied))
             _save(stored, out / shard.name)
         tell(f"shard {number} of {len(shards)}: {shard.name}")
     wide = [e.name for entries in shards.values() for e in entries if len(e.shape) == 2]
     ignored = [name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in made]
-    raw = json.loads((folder / "config.json").read_text())
+    raw = json.loads((folder / "config.json").read_text()) | ({"tie_word_embeddings": False} if untied else {})
     others = {name: of for name, of in kinds.items() if of != kind}
-    if config.tie_word_embeddings and (head := made_kind(kind, HEAD)):
+    if config.tie_word_embeddings and not untied and (head := made_kind(kind, HEAD)):
         others[HEAD] = head  # made of the embedding at load
     _write_json(out / "config.json", {**raw, "quantization_config": told_in_config(kind, group, ignored, others)})
     if len(shards) > 1:
@@ -85,6 +90,15 @@ def write_quantized(
         kept = path.is_file() and any(fnmatch(path.name, each) for each in HUB_FILES)
         if kept and not any(fnmatch(path.name, each) for each in WRITTEN_HERE):
             shutil.copyfile(path, out / path.name)
+
+
+def model_written(config: ModelConfig, kind: MadeKind, fp8_head: bool) -> Decoder:
+    """Returns the model that `write_quantized` writes of a wide one where nothing is kept wide, without numbers."""
+    tied = config.tie_word_embeddings and not fp8_head
+    schemes = choose_schemes(kind, fp8_head=fp8_head)
+    return build_model(
+        replace(config, tie_word_embeddings=tied), torch.bfloat16, torch.device("meta"), scheme_of=schemes
+    )
 
 
 def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
@@ -119,12 +133,17 @@ def write_merged(folder: Path, out: Path, adapter: Adapter, tell: Callable[[str]
 
 
 def _stored(
-    entries: list[Entry], kinds: dict[str, MadeKind], group: int, adapter: Adapter | None
+    entries: list[Entry], kinds: dict[str, MadeKind], group: int, adapter: Adapter | None, untied: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """What the new shard holds of an old one's tensors."""
+    """What the new shard holds of an old one's tensors. untied: the embedding's numbers are the head's too."""
     for entry, tensor in read_tensors(entries):
         name = entry.name.removesuffix(".weight")
         merged = tensor if adapter is None else adapter.merged(entry.name, tensor)
+        if untied and entry.name == EMBEDDING:
+            stored = store(merged, kinds[HEAD], group, tensor.dtype)
+            yield from ((f"{HEAD}.{suffix}", new) for suffix, new in stored.items())
+        elif untied and name == HEAD:
+            continue  # the same once more
         if name in kinds:
             stored = store(merged, kinds[name], group, tensor.dtype)
             yield from ((f"{name}.{suffix}", new) for suffix, new in stored.items())

@@ -13,9 +13,11 @@ move / time. --sweep times other cuts of the kernels; --warm compiles the I-th o
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -280,9 +282,44 @@ def linear(sweep: bool) -> None:
             torch.cuda.empty_cache()
 
 
-def float8() -> None:
+def tiles_swept(m: int, n: int) -> list[linear_fp8.Tiles]:
+    """Other cuts of a product of m rows that fit a program's memory and fill the chip."""
+    cuts = itertools.product((64, 128), (32, 64, 128, 256), (128, 256), (1, 2, 4), (3, 4, 6), (4, 8))
+    every = [linear_fp8.Tiles(*cut) for cut in cuts]
+    return [
+        each
+        for each in every
+        if 60_000 <= (each.rows + each.outputs) * each.inputs * each.stages <= 220_000
+        and 60 <= triton.cdiv(n, each.outputs) * triton.cdiv(m, each.rows) * each.split <= 1200
+        and each.rows * each.outputs <= 128 * 32 * each.warps
+    ]
+
+
+def in_tiles(m: int, ready: list[linear_fp8.Fp8Matrix]) -> Callable[[linear_fp8.Tiles], list[Callable[[], object]]]:
+    """Returns what gives the products of m rows in any tiles."""
+    n, k = ready[0].streamed.weight.shape
+    x = fp8.quantize_rows(torch.randn(m, k, device=GPU, dtype=B))
+    parts = torch.empty(4 * triton.cdiv(m, 64) * 64 * (n + 256), device=GPU)
+    arrived = torch.zeros(2 * n, dtype=torch.int32, device=GPU)
+    roomy = [replace(each, parts=parts, arrived=arrived) for each in ready]
+    return lambda tiles: [lambda w=w: linear_fp8.streamed_fp8(x, w, None, tiles) for w in roomy]
+
+
+def sweep_float8(m: int, n: int, k: int, ready: list[linear_fp8.Fp8Matrix]) -> None:
+    """Times other cuts at m rows and tells the fastest."""
+    found, calls = [], in_tiles(m, ready)
+    for tiles in tiles_swept(m, n):
+        try:
+            found.append((timed(calls(tiles)), tiles))
+        except triton.runtime.errors.OutOfResources:
+            continue
+    for ms, tiles in sorted(found, key=lambda each: each[0])[:6]:
+        tell(f"    {tiles}".replace("Tiles", ""), ms, n * k)
+
+
+def float8(sweep: bool) -> None:
     """An 8B's products in the form that so many rows take, beside the library's; rows in eight bits."""
-    for n, k in SHAPES["8b"][:-1]:
+    for n, k in SHAPES["8b"]:
         made = [to_fp8(torch.randn(n, k, device=GPU)) for _ in range(copies_of(n * k))]
         ready = [linear_fp8.prepare_linear_fp8(numbers, scale[:, 0], B) for numbers, scale in made]
         for m in (1, 16, 17, 64, 128, 256, 1024):
@@ -292,6 +329,8 @@ def float8() -> None:
             plain = timed([lambda w=w: linear_fp8.by_library(eight, w, None) for w in ready])
             ms = timed([lambda w=w: linear_fp8.linear_fp8(rows, w) for w in ready])
             tell(f"linear_fp8 8b {m} ({form}) x {n} x {k}", ms, n * k, plain)
+            if sweep and m == 128:
+                sweep_float8(m, n, k, ready)
         del made, ready
         torch.cuda.empty_cache()
     d, inner, w = 4096, 14336, torch.ones(4096, device=GPU, dtype=B)
@@ -501,10 +540,15 @@ def warm(part: int, parts: int) -> None:
         sampler.SOME, sampler.FILTER_WARPS = some, warps
         sampler.sample_rows(logits, ids, ids, asking(16, 128256), scratch)
 
+    eight = linear_fp8.prepare_linear_fp8(w.to(torch.float8_e4m3fn), torch.ones(4096, device=GPU), B)
+    calls = in_tiles(128, [eight])
+    every = {tiles: None for n, _ in SHAPES["8b"] for tiles in tiles_swept(128, n)}
+    jobs += [lambda t=t: calls(t)[0]() for t in every]
     jobs += [lambda f=f: lists(*f) for f in LISTS]
     jobs += [lambda s=s: sums(*s) for s in sorted({s[:2] for s in SUMS})]
     for job in jobs[part::parts]:
-        job()
+        with suppress(triton.runtime.errors.OutOfResources):  # the sweep passes over them too
+            job()
 
 
 def copy_speed() -> float:
@@ -524,8 +568,8 @@ def main() -> None:
     print(f"copy {COPY[0] / 1e12:.2f} TB/s on {torch.cuda.get_device_name()}")
     for name in args.only.split(","):
         {"small": small, "elementwise": elementwise, "sampler": lambda: sampling(args.sweep),
-         "linear": lambda: linear(args.sweep), "fp8": float8, "int": lambda: groups(args.sweep), "chain": chain,
-         "rotary": rotary_sweep}[name]()  # fmt: skip
+         "linear": lambda: linear(args.sweep), "fp8": lambda: float8(args.sweep), "int": lambda: groups(args.sweep),
+         "chain": chain, "rotary": rotary_sweep}[name]()  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
     python benchmarks/side_by_side.py --out DIR --shape llama-3-8b --work big --work big-1000 --vllm-site vllm_site \
         --knob quantization=fp8 --knob kv_cache_dtype=fp8 --turns 2
     python benchmarks/side_by_side.py --out DIR --shape qwen3-30b-a3b --work big --spread-experts --engine penstock
+    git archive COMMIT src | tar x -C .other    # an earlier Penstock, in a folder that git ignores
+    python benchmarks/side_by_side.py --out DIR --work 128-1024 --shape llama-3.2-1b --engine penstock --other .other
 
 Each engine opens the folder in a process of its own, draws its own weights, runs every work small once and then as
 often as `--turns` says, and is ended before the next one opens. A row a work: output tokens a second, the best of the
 turns, and how many times as much the first engine makes. The works are those of shapes.py whose prompts are token ids;
-answers are as long as asked. What a knob is called is the same for both; `--vllm-knob` is vLLM's alone. vLLM's other
-knobs are those that it ran best with here. It asserts nothing.
+answers are as long as asked. What a knob is called is the same for all; `--vllm-knob` is vLLM's alone. vLLM's other
+knobs are those that it ran best with here. `--other` is the Penstock of another tree. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +28,19 @@ from typing import Any
 from knobs import read_knob
 
 ENGINES = ("penstock", "vllm")
-VLLM = {"max_num_seqs": 1024, "gpu_memory_utilization": 0.85, "async_scheduling": True, "disable_log_stats": True}
+OTHER = "other"
+GRAPHS = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024]}
+VLLM = {
+    "max_num_seqs": 1024, "gpu_memory_utilization": 0.85, "async_scheduling": True, "disable_log_stats": True,
+    "compilation_config": GRAPHS,
+}  # fmt: skip
 FEW = 4  # prompts, to warm up
 TOLD = "FIGURES "  # what a line of an engine's process begins with
 
 
 def run_engine(task: dict[str, Any]) -> None:
     """In a process of its own: opens the engine's `LLM`, runs the works, prints a line of figures for each."""
-    engine = import_module(task["engine"])
+    engine = import_module("vllm" if task["engine"] == "vllm" else "penstock")
     begun = time.perf_counter()
     llm = engine.LLM(model=task["model"], **task["knobs"])
     if task["spread_experts"]:
@@ -76,12 +83,11 @@ def measure(engine: str, options: argparse.Namespace, task: dict[str, Any]) -> d
     """Returns an engine's figures, and what went wrong. What else it says goes to a log."""
     path, log = options.out / f"{engine}.json", options.out / f"{engine}.log"
     path.write_text(json.dumps(task))
-    environment = dict(os.environ)
-    if engine == "vllm":
-        environment |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # which apply_model asks for
-        if options.vllm_site is not None:
-            paths = [str(options.vllm_site.resolve()), *filter(None, [environment.get("PYTHONPATH")])]
-            environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment = {**os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # which apply_model asks for
+    first = {"vllm": options.vllm_site, OTHER: options.other and options.other / "src"}.get(engine)
+    if first is not None:
+        paths = [str(first.resolve()), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
     words, found = [sys.executable, __file__, "--task", str(path)], dict[str, Any]()
     with log.open("w") as file:
         child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True, env=environment)
@@ -114,7 +120,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "model": str(folder), "turns": options.turns, "spread_experts": options.spread_experts, "works": asked
     }  # fmt: skip
     found = {}
-    for engine in options.engine or ENGINES:
+    for engine in [*(options.engine or ENGINES), *[OTHER] * (options.other is not None)]:
         own = VLLM | dict(options.vllm_knob) if engine == "vllm" else {}
         found[engine] = measure(engine, options, task | {"engine": engine, "knobs": knobs | own})
         (options.out / "side_by_side.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -142,6 +148,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--engine", action="append", choices=ENGINES, help="again; left out: both")
     parser.add_argument("--turns", type=int, default=2, help="of each work")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
+    parser.add_argument("--other", type=Path, help="a tree of another commit: its Penstock too, last")
     parser.add_argument("--vllm-site", type=Path, help="a folder of packages that holds vLLM")
     parser.add_argument("--knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE")
     parser.add_argument("--vllm-knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE")

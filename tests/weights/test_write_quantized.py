@@ -65,6 +65,8 @@ def test_a_head_of_fp8_is_made_of_what_scores_the_vocabulary(tied: bool, tmp_pat
     assert torch.equal(stored["lm_head.weight"].view(torch.uint8), numbers.view(torch.uint8))
     assert torch.equal(stored["lm_head.weight_scale"], scale)
     assert torch.equal(stored["model.embed_tokens.weight"], table)
+    groups = json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"]
+    assert [group["targets"] for group in groups.values()] == [["lm_head"], ["Linear"]]  # by its name, as vLLM asks it
     hidden = torch.randn(20, head.shape[1], generator=torch.Generator().manual_seed(1))
     scores = loaded(out).logits(hidden)
     torch.testing.assert_close(scores, hidden @ (numbers.float() * scale.float()).T, atol=0.05, rtol=0.02)

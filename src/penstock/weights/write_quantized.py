@@ -78,7 +78,7 @@ def write_quantized(
     wide = [e.name for entries in shards.values() for e in entries if len(e.shape) == 2]
     ignored = [name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in made]
     raw = json.loads((folder / "config.json").read_text()) | ({"tie_word_embeddings": False} if untied else {})
-    others = {name: of for name, of in kinds.items() if of != kind}
+    others = {name: of for name, of in kinds.items() if of != kind or name == HEAD}  # vLLM's head is no `Linear`
     if config.tie_word_embeddings and not untied and (head := made_kind(kind, HEAD)):
         others[HEAD] = head  # made of the embedding at load
     _write_json(out / "config.json", {**raw, "quantization_config": told_in_config(kind, group, ignored, others)})

@@ -22,7 +22,7 @@ def test_an_engine_is_measured_and_one_that_fails_costs_itself_alone(
     assert len(told["penstock"]["big"]) == 2 and min(told["penstock"]["big"]) > 0
     assert "no GPU" in (tmp_path / "out" / "vllm.log").read_text()
     printed = capsys.readouterr().out
-    assert f"exit 1: {tmp_path / 'out' / 'vllm.log'}" in printed and "big" in printed
+    assert f"vllm ended with 1: {tmp_path / 'out' / 'vllm.log'}" in printed and "big" in printed
     asked = json.loads((tmp_path / "out" / "vllm.json").read_text())
     assert asked["knobs"]["max_num_seqs"] == 1024 and asked["knobs"]["device"] == "cpu"
     assert {len(ids) for ids in asked["works"][0]["prompts"]} == {4}

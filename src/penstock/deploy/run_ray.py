@@ -103,6 +103,7 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM),
         "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "5",  # idle connections of before such a restart
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # by default 5: on a busy machine its process starts longer
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # nothing of ours blocks: no event changes its thread
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # by default 30 s of an idle replica's end
     }

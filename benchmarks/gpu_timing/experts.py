@@ -27,9 +27,10 @@ import rows as timing
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import E4M3
-from penstock.kernels.triton import moe, moe_route
+from penstock.kernels.triton import moe, moe_one, moe_route
 
 B, GPU = torch.bfloat16, torch.device("cuda")
+Cuts = tuple[moe_one.OneCut, moe_one.OneCut]
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,13 @@ def measure(name: str, kind: str, tokens: int, sweep: bool, part: tuple[int, int
     x = torch.randn(tokens, shape.hidden, dtype=B, device=GPU)
     scores = [torch.randn(tokens, shape.experts, dtype=B, device=GPU) for _ in layers]
     own = moe.plan_of(tokens, of)
-    for number, plan in enumerate(variants(own) if sweep else [own]):
+    plans: list[moe.Plan | Cuts | None] = [*variants(own)] if sweep else [own]
+    if tokens == 1 and moe_one.takes_one(of):
+        plans = [None, *plans, *(cuts_of_one(of) if sweep else [])]
+    for number, plan in enumerate(plans):
         if part and number % part[1] != part[0]:
             continue
-        calls = [
-            lambda at=at, s=s, plan=plan: moe.experts(x, s, at, plan) for at, s in zip(layers, scores, strict=True)
-        ]
+        calls = [lambda at=at, s=s, plan=plan: run(x, s, at, plan) for at, s in zip(layers, scores, strict=True)]
         try:
             if part:
                 calls[0]()
@@ -128,7 +130,28 @@ def measure(name: str, kind: str, tokens: int, sweep: bool, part: tuple[int, int
         parts_of(layers, scores, x, own)
 
 
-def told(plan: moe.Plan) -> str:
+def run(x: Tensor, scores: Tensor, at: moe.PreparedExperts, plan: moe.Plan | Cuts | None) -> Tensor:
+    """None: as a model runs it."""
+    if isinstance(plan, tuple):
+        routes = moe_route.route(scores, at.of.top_k, at.of.renormalise, at.counts, 0)
+        return moe_one.one_token(x, routes, at.of, plan)
+    return moe.experts(x, scores, at, plan)
+
+
+def cuts_of_one(of: Experts) -> list[Cuts]:
+    """Other cuts of one token's products: first of gate and up, then of down."""
+    first, second = moe_one.cuts_of(of)
+    most = 128 if of.gate_up.by_group or of.down.by_group else 2048
+    every = [moe_one.OneCut(*cut) for cut in itertools.product((1, 2, 4, 8), (128, 256, 512, 1024, 2048), (1, 2, 4, 8))]
+    some = [cut for cut in every if cut.inputs <= most and 8 <= cut.outputs * cut.inputs // (32 * cut.warps) <= 64]
+    return [(cut, second) for cut in some] + [(first, cut) for cut in some if cut.inputs <= 1024]
+
+
+def told(plan: moe.Plan | Cuts | None) -> str:
+    if plan is None:
+        return "as it runs"
+    if isinstance(plan, tuple):
+        return " | ".join(f"{cut.outputs}x{cut.inputs} w{cut.warps}" for cut in plan)
     cuts = (f"{c.rows}x{c.outputs}x{c.inputs} s{c.stages} w{c.warps} {c.form}" for c in (plan.gate_up, plan.down))
     return " | ".join(cuts)
 

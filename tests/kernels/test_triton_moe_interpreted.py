@@ -7,6 +7,8 @@ import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 import triton_kernel_cases_moe as cases
 
+from penstock.kernels.triton import moe_one
+
 pytestmark = pytest.mark.torch
 
 SPANS = {
@@ -27,6 +29,27 @@ def test_routes(rows, shape):
 )
 def test_experts(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2)
+
+
+@pytest.mark.parametrize("kind", ["plain", "channel", "blocks"])
+@pytest.mark.parametrize("spans", [(256, 128), (300, 136)], ids=str)
+def test_one_token_by_kernels_of_its_own(kind, spans):
+    """Also in other cuts, and by all experts that there are."""
+    of, gate_up, down = cases.made_experts(CPU, F32, kind, 4, *spans, 3, renormalise=False)
+    assert moe_one.takes_one(of)
+    x, scores = cases.drawn(1, spans[0], seed=3), cases.drawn(1, 4, seed=4)
+    wanted, _ = cases.naive(x, scores, of, gate_up, down)
+    routes = cases.moe_route.route(scores, 3, False, torch.zeros(4, dtype=torch.int32), 0)
+    cuts = moe_one.OneCut(4, 128, 1), moe_one.OneCut(1, 64, 2)
+    for some in (None, cuts):
+        got = moe_one.one_token(x, routes, of, some)
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_one_token_of_others_is_nothing_special():
+    for kind in ("four", "int4", "int8"):
+        of, _, _ = cases.made_experts(CPU, F32, kind, 3, 64, 32, 1)
+        assert not moe_one.takes_one(of)
 
 
 def test_all_to_the_same_experts():

@@ -5,6 +5,8 @@
     down            what that made by the expert's second matrix, a row for each pair
     sum             a token's rows, by their weights
 
+One token alone takes other kernels where its weights are plain or float8 (`moe_one.py`).
+
 A program has a tile of rows of one expert and some of the outputs, and streams the expert's weights past the rows: few
 as they are, those are the narrow side of the product. Float8 weights take rows in eight bits, a scale a row (of the
 middle: one for as many neighbours as one program makes), up to 16 tokens as pairs, of which nothing is lost
@@ -25,6 +27,7 @@ from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
 from penstock.kernels.triton.activation import swish
 from penstock.kernels.triton.fp8 import BITS, pointers, quantize_rows, store_fp8
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
+from penstock.kernels.triton.moe_one import one_token, takes_one
 from penstock.kernels.triton.moe_route import Routes, route
 from penstock.kernels.triton.moe_steps import step, step_of_four, step_of_integers
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
@@ -268,6 +271,8 @@ def experts(x: Tensor, scores: Tensor, prepared: PreparedExperts, plan: Plan | N
     out = torch.empty_like(x)
     if not tokens:
         return out
+    if tokens == 1 and plan is None and takes_one(of):
+        return one_token(x, route(scores, of.top_k, of.renormalise, prepared.counts, 0), of)
     plan = plan or plan_of(tokens, of)
     rows = _in_form(x, plan.gate_up.form)
     routes = route(scores, of.top_k, of.renormalise, prepared.counts, plan.gate_up.rows if plan.sorted else 0)

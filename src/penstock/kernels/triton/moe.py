@@ -1,4 +1,4 @@
-"""Experts: each token through the few that it is sent to, in five launches (three where nothing has to be sorted).
+"""Experts: each token through the few that it is sent to, in five launches (four where nothing has to be sorted).
 
     route, place    `moe_route.py`
     gate and up     rows of x by an expert's gate and up together, the gate applied before anything is stored

@@ -70,6 +70,26 @@ def test_a_folder_with_something_else_is_left_alone(name: str, told: str, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("gone", [(), ("asked.json",), ("asked.json", "lock")], ids=str)
+def test_what_a_kill_behind_the_manifest_left_is_taken_away(gone: tuple[str, ...], tmp_path: Path) -> None:
+    """Also where it came while the folder was taken away; not that of a retune, nor while a process is at it."""
+
+    def again() -> bool:
+        with pytest.raises(UsageError, match="is built already"):
+            BuildState(tmp_path, {})
+        return (tmp_path / STATE).exists()
+
+    for retune in (False, True):
+        with BuildState(tmp_path, {"retune": retune}, retune=retune) as state:
+            state.keep("work", {})
+            (tmp_path / MANIFEST).write_text("{}")
+            if not gone:
+                assert again()
+        for name in gone:
+            (tmp_path / STATE / name).unlink()
+        assert again() == (retune and not gone)
+
+
 def test_a_file_and_a_folder_that_cannot_be_made_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file: name a folder"):

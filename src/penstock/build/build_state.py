@@ -85,6 +85,7 @@ class BuildState:
     def _check_empty(self, retune: bool) -> None:
         """Raises UsageError where a build would write among files that no build wrote."""
         if (self.out / MANIFEST).exists() and not retune:
+            self._end_finishing()
             raise UsageError(
                 f"{self.out} is built already: name another --out, or time its choices again by "
                 f"penstock build --retune {self.out}"
@@ -93,6 +94,19 @@ class BuildState:
             raise UsageError(f"{self.out} is a file: name a folder that is empty or not there", param="out")
         if self.out.is_dir() and not retune and not self.folder.is_dir() and any(self.out.iterdir()):
             raise UsageError(f"{self.out} holds files that no build wrote: name a folder that is empty or not there")
+
+    def _end_finishing(self) -> None:
+        """Takes away what a build left that was killed behind its manifest; not of a retune, nor where one is at it."""
+        if not self.folder.is_dir() or self.is_retune(self.known("asked") or {}):
+            return
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.finish()
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
 
     def _take_up(self, asked: Result) -> None:
         before = self.known("asked")

@@ -197,7 +197,8 @@ What a checkpoint's `quantization_config` says is read, and kept in eight or fou
 while it is loaded by `--quantization`, `LLM(quantization=...)`. `penstock doctor MODEL` says what the weights take.
 """
 MADE_ROWS = {
-    "fp8": "e4m3, a float32 scale an output, llm-compressor's numbers byte for byte; the head stays wide, but in a build with `--quantize-lm-head`",
+    "fp8": "e4m3, a float32 scale an output, llm-compressor's numbers byte for byte; the head stays wide, but in a "
+    "build with `--quantize-lm-head`",
     "int8": "symmetric, a scale an output, to the nearest; the head too",
     "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide), to the nearest; the head int8",
 }

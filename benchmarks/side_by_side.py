@@ -98,7 +98,9 @@ def measure(engine: str, options: argparse.Namespace, task: dict[str, Any]) -> d
                 print(engine, line[len(TOLD) :].strip(), flush=True)
             else:
                 file.write(line)
-    return found if not child.wait() else found | {"failed": f"{engine} ended with {child.returncode}: {log}"}
+    child.wait()
+    whole = all(work["name"] in found for work in task["works"])
+    return found if whole else found | {"failed": f"{engine} ended with {child.returncode}: {log}"}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

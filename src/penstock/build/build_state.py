@@ -35,15 +35,13 @@ class BuildState:
         self._check_empty(retune)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = self._locked()
+        except BlockingIOError as error:
+            raise UsageError(f"{out} is being built by another process: wait for it, or name another --out") from error
         except OSError as error:
             raise why_not_written(error, out) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._take_up(json.loads(json.dumps(asked)))
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise UsageError(f"{out} is being built by another process: wait for it, or name another --out") from error
         except BaseException:
             os.close(self._lock)
             raise
@@ -99,14 +97,22 @@ class BuildState:
         """Takes away what a build left that was killed behind its manifest; not of a retune, nor where one is at it."""
         if not self.folder.is_dir() or self.is_retune(self.known("asked") or {}):
             return
+        try:
+            lock = self._locked()
+        except BlockingIOError:
+            return
+        self.finish()
+        os.close(lock)
+
+    def _locked(self) -> int:
+        """Returns the folder's lock, held. BlockingIOError where another process holds it."""
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.finish()
-        except BlockingIOError:
-            pass
-        finally:
+        except BaseException:
             os.close(lock)
+            raise
+        return lock
 
     def _take_up(self, asked: Result) -> None:
         before = self.known("asked")

@@ -100,13 +100,13 @@ def find_costly(options: dict[str, Any], folder: str) -> Result:
         wide, ops = _open(asked.source_config(folder, **UNBUILT), Path(folder), longest)
         built, _ = _open(asked.config(str(out)), out, longest)
         costs: dict[str, float] = {}
-        names = [each.loaded["weight"].parts[0].name.removesuffix(".weight") for each in linears(wide)]
-        matrices = [*zip(names, linears(wide), linears(built), strict=True)]
-        for name, ours, theirs in [*matrices, *[(HEAD, wide.head, built.head)] * asked.quantize_lm_head]:
+        pairs = [*zip(linears(wide), linears(built), strict=True), *[(wide.head, built.head)] * asked.quantize_lm_head]
+        for ours, theirs in pairs:
             if theirs.scheme is not PLAIN:
                 usual, ours.product = ours.product, theirs.product
                 kl, _ = _compare(wide, ops, some, reference)
-                costs[name] = _rounded(kl.mean())
+                name = ours.loaded["weight"].parts[0].name.removesuffix(".weight")
+                costs[HEAD if ours is wide.head else name] = _rounded(kl.mean())
                 ours.product = usual
     return dict(sorted(costs.items(), key=lambda each: -each[1])[:COSTLY])
 

@@ -39,7 +39,8 @@ SHORT_OUTPUT = 16  # tokens of an answer in trials of weights: all that differs 
 def check_scheme(options: BuildOptions, source: SourceModel) -> None:
     """Raises UsageError for numbers that this checkpoint or GPU cannot take, with what works."""
     asked = options.quantization
-    if source.quantized is not None and (asked not in ("auto", "none") or options.keep_wide):
+    made = asked not in ("auto", "none") or options.keep_wide or options.quantize_lm_head
+    if source.quantized is not None and made:
         raise UsageError(
             f"{options.model} is quantized already ({source.quantized}): build it with --quantization none, or take "
             "the model's unquantized checkpoint",

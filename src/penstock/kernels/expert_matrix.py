@@ -72,6 +72,11 @@ class ExpertMatrix:
             return False
         return self.in_eight_bits or self.scale.shape[2] > 1
 
+    @property
+    def scales(self) -> int:
+        """What scales a row has: 0 none, 1 one, 2 several, 3 MXFP4's."""
+        return 0 if self.scale is None else 3 if self.in_fp4 else 1 + self.by_group
+
     def widened(self, expert: int) -> Tensor:
         """Returns an expert's matrix [N, K] in float32."""
         if self.in_fp4:

@@ -58,7 +58,7 @@ def write_quantized(
         raise CheckpointError(f"{folder} is quantized already ({config.quantization.method}): take the wide model")
     model = model_written(config, kind, fp8_head)
     made = {part.name.removesuffix(".weight"): part for part in _made_parts(model, keep_wide)}
-    kinds = {name: made_kind(kind, name, fp8_head=fp8_head) or kind for name in made}
+    kinds = {name: made_kind(kind, name) or kind for name in made}
     untied = config.tie_word_embeddings and HEAD in kinds
     group = min((made_group(made[name]) for name, of in kinds.items() if of == "int4"), default=0)
     shards: dict[Path, list[Entry]] = {}

@@ -328,7 +328,7 @@ def _launch(
         routes.chosen if routes.pairs is None else routes.pairs,
         routes.chosen if routes.tiles is None else routes.tiles, routes.chosen, n, k, slope, most, TOP_K=of.top_k,
         HAS_BIAS=matrix.bias is not None, CLAMPED=of.clamp is not None, GATED=gated, SORTED=is_sorted,
-        W_SCALES=3 if matrix.in_fp4 else 0 if matrix.scale is None else 1 + matrix.by_group, INTEGERS=integers,
+        W_SCALES=matrix.scales, INTEGERS=integers,
         ZEROS=matrix.zero is not None,
         X_SCALES=0 if isinstance(rows, Tensor) else 1 if by_row else 2,
         PAIRED=isinstance(rows, Fp8Rows) and rows.low is not None,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import FP8_GROUP
-from penstock.kernels.triton.activation import swish
+from penstock.kernels.triton.activation import both, swish
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.moe_route import Routes
 from penstock.kernels.triton.pdl import has_pdl, wait
@@ -50,11 +50,6 @@ def _products(w, scale, x, BN: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, 
 
 
 @triton.jit
-def _both(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
 def _gate_up(
     x, w, scale, chosen, out, N, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SCALES: tl.constexpr,
     EARLY: tl.constexpr,
@@ -67,7 +62,7 @@ def _gate_up(
     EACH: tl.constexpr = (K + GROUP - 1) // GROUP
     gates = _products(w + gate_row * K, scale + gate_row * EACH, x, BN, BK, K, SCALES)
     ups = _products(w + up_row * K, scale + up_row * EACH, x, BN, BK, K, SCALES)
-    gate, up = tl.reduce((gates, ups), 1, _both)
+    gate, up = tl.reduce((gates, ups), 1, both)
     if SCALES == 1:
         gate *= tl.load(scale + gate_row)
         up *= tl.load(scale + up_row)
@@ -127,11 +122,11 @@ def one_token(x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut
     out, early = torch.empty_like(x), has_pdl(x.device)
     _gate_up[(cdiv(inner, first.outputs), of.top_k)](
         x, of.gate_up.numbers, _scale(of.gate_up, x), routes.chosen, middle, inner, K=d, BN=first.outputs,
-        BK=first.inputs, SCALES=_scales(of.gate_up), EARLY=early, num_warps=first.warps, launch_pdl=bool(early),
+        BK=first.inputs, SCALES=of.gate_up.scales, EARLY=early, num_warps=first.warps, launch_pdl=bool(early),
     )  # fmt: skip
     _down[(cdiv(d, second.outputs),)](
         middle, of.down.numbers, _scale(of.down, x), routes.chosen, routes.weights, out, d, K=inner, TOP_K=of.top_k,
-        BN=second.outputs, BK=second.inputs, SCALES=_scales(of.down), EARLY=early, num_warps=second.warps,
+        BN=second.outputs, BK=second.inputs, SCALES=of.down.scales, EARLY=early, num_warps=second.warps,
         launch_pdl=bool(early),
     )  # fmt: skip
     return out
@@ -139,7 +134,3 @@ def one_token(x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut
 
 def _scale(matrix: ExpertMatrix, other: Tensor) -> Tensor:
     return other if matrix.scale is None else matrix.scale
-
-
-def _scales(matrix: ExpertMatrix) -> int:
-    return 0 if matrix.scale is None else 1 + matrix.by_group

@@ -21,6 +21,7 @@ from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import Form, Rows, wide
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.activation import both
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.linear_four import lone_product
 from penstock.kernels.triton.linear_one import gate_one
@@ -35,11 +36,6 @@ from penstock.kernels.triton.stream_groups import GroupMatrix, streamed_groups
 # 0.682, and 0.657 where 4,096 let the next in at once. QKV_EARLY must be 1: attention reads ahead of its `wait`.
 QKV_PROGRAMS, QKV_EARLY = 768, 1
 GATE_PROGRAMS, GATE_EARLY = 4096, 2
-
-
-@triton.jit
-def _both(a, b, c, d):
-    return a + c, b + d
 
 
 @triton.jit
@@ -78,7 +74,7 @@ def _norm_gate(
         there = inside & (n + PROGRAMS < F)
         more_gates = tl.load(gate, mask=there, other=0.0)
         more_ups = tl.load(gate + up, mask=there, other=0.0)
-        a, b = tl.reduce((gates.to(tl.float32) * row, ups.to(tl.float32) * row), 0, _both)
+        a, b = tl.reduce((gates.to(tl.float32) * row, ups.to(tl.float32) * row), 0, both)
         a, b = a.to(kind).to(tl.float32), b.to(kind).to(tl.float32)
         tl.store(out + n, (a / (1.0 + tl.exp(-a)) * b).to(kind), mask=n < F)
         gates, ups = more_gates, more_ups
@@ -148,7 +144,7 @@ def _norm_qkv(
         first = weight + (more // HALF * WIDTH + more % HALF).to(tl.int64) * K + k
         more_a = tl.load(first, mask=there, other=0.0)
         more_b = tl.load(first + HALF * K, mask=there, other=0.0)
-        a, b = tl.reduce((of_a.to(tl.float32) * row, of_b.to(tl.float32) * row), 0, _both)
+        a, b = tl.reduce((of_a.to(tl.float32) * row, of_b.to(tl.float32) * row), 0, both)
         head, lane = pair // HALF, pair % HALF
         at = head * WIDTH + lane
         if HAS_BIAS:

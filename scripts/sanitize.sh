@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the attention and sampler sweeps under compute-sanitizer, from the root of the repository, on a GPU machine.
+# Runs the sweeps of attention, the sampler and experts under compute-sanitizer, from the root of the repository, on a GPU machine.
 #
 #   scripts/sanitize.sh [TOOL...]     memcheck and racecheck by default; synccheck and initcheck exist too
 #
@@ -21,6 +21,10 @@ fi
 export PYTHONPATH="${PYTHONPATH:-$PWD/src}" PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONUNBUFFERED=1
 attention="test_small_steps or test_every_length or test_what_is_not_seen or (test_shapes and (6-2-80 or 16-1-256 or 4-1-64))"
 sampler="test_bad_logits or test_rows_do_not_see or (all_kinds and (-7] or -300]))"
+experts="test_all_to_the_same or (test_experts and (1-plain-torch.bf or 1-blocks-torch.bf or 1-channel-torch.bf or \
+    5-channel-torch.bf or 130-plain-torch.bf or 900-blocks-torch.bf)) or (in_four and (-1] or -17])) or \
+    (in_integers and 17-int4-torch.bf)"
+declare -A files=([attention]=attention [sampler]=sample [experts]=moe)
 logs=${LOGS:-$(mktemp -d)}
 tools=${*:-memcheck racecheck}
 
@@ -34,9 +38,8 @@ fi
 
 found=0
 for tool in $tools; do
-    for sweep in attention sampler; do
-        file=tests/kernels/test_triton_attention_gpu.py
-        [ "$sweep" = sampler ] && file=tests/kernels/test_triton_sample_gpu.py
+    for sweep in "${!files[@]}"; do
+        file=tests/kernels/test_triton_${files[$sweep]}_gpu.py
         log=$logs/$tool.$sweep.log
         begun=$SECONDS
         timeout "$limit" "$sanitizer" --tool "$tool" "${only_ours[@]}" "$python" -m pytest -q -p no:cacheprovider "$file" \

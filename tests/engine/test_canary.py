@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from canary_drive import Flock
 from canary_model import make_folder
+from safetensors.torch import load_file, save_file
 
 from penstock import LLM
 
@@ -23,10 +25,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("canary"))
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("canary_of_experts"), experts=True)
+
+
 @pytest.mark.parametrize(
     "knobs", [{"steps_ahead": 1}, {"prefix_groups": "off", "steps_ahead": 2}, {"kv_cache_dtype": "fp8"}], ids=str
 )
 def test_no_foreign_token(folder: Path, knobs: dict[str, object]) -> None:
+    nothing_foreign(folder, knobs)
+
+
+@pytest.mark.parametrize("knobs", [{}, {"quantization": "fp8"}], ids=str)
+def test_no_foreign_token_by_experts(experts: Path, knobs: dict[str, object]) -> None:
+    nothing_foreign(experts, knobs)
+
+
+def nothing_foreign(folder: Path, knobs: dict[str, object]) -> None:
     """Few blocks, rows preempted all the time, one request in six cancelled on the way."""
     flock = Flock.of(70, seed=1)
     with LLM(str(folder), **KNOBS, kv_cache_tokens=2000, preempt_every=4, **knobs) as llm:
@@ -35,6 +51,21 @@ def test_no_foreign_token(folder: Path, knobs: dict[str, object]) -> None:
     assert not flock.wrong, flock.wrong[:3]
     assert flock.left > 3 and stats["preemptions"] > 10 and stats["prefix_hit_tokens"] > 0
     assert (flock.grouped > 0) is ("prefix_groups" not in knobs)
+
+
+def test_the_canary_of_experts_dies_of_another_expert(experts: Path, tmp_path: Path) -> None:
+    """Its routers send tokens to those whose codes are turned round."""
+    wrong = shutil.copytree(experts, tmp_path / "wrong")
+    named = load_file(wrong / "model.safetensors")
+    routers = {
+        name: weight.roll(len(weight) // 2, 0) for name, weight in named.items() if name.endswith("moe.gate.weight")
+    }
+    assert len(routers) == 2
+    save_file(named | routers, wrong / "model.safetensors", metadata={"format": "pt"})
+    flock = Flock.of(20, seed=2, leaving=0)
+    with LLM(str(wrong), **KNOBS, kv_cache_tokens=8000) as llm:
+        flock.fly(llm)
+    assert flock.wrong
 
 
 def test_the_canary_dies_of_a_foreign_block(folder: Path) -> None:

@@ -39,6 +39,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=str,
 )
 def test_no_foreign_token_among_two_thousand(folder: Path, knobs: dict[str, Any]) -> None:
+    nothing_foreign(folder, knobs)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1},
+        {"dtype": "bfloat16", "max_num_seqs": 64, "kv_cache_tokens": 40_000, "preempt_every": 5, "steps_ahead": 2},
+        {"dtype": "bfloat16", "quantization": "fp8", "max_num_seqs": 1024, "preempt_every": 2},
+    ],
+    ids=str,
+)
+def test_no_foreign_token_by_experts(knobs: dict[str, Any], tmp_path: Path) -> None:
+    nothing_foreign(make_folder(tmp_path, experts=True), knobs)
+
+
+def nothing_foreign(folder: Path, knobs: dict[str, Any]) -> None:
     flock = Flock.of(2000, seed=3)
     with LLM(str(folder), **(KNOBS | knobs)) as llm:
         flock.fly(llm)

@@ -6,6 +6,8 @@ that is wrong: another request's cycle goes through the same tokens in another o
 
     layer 0   head 0 looks one token back, whatever stands there, and notes it beside each token
     layer 1   head 0 looks for the token whose note is the present token, and copies it out: what follows it in the text
+    experts   where it has some: only those that a copied token is routed to write it down for the head; of half of the
+              tokens any other writes nothing
     head      the copied token leads by e^20 at least, at temperature 1 too, in float32 and bfloat16
 
 An induction head (Olsson et al., arXiv:2209.11895), exactly. It knows no engine.
@@ -26,7 +28,8 @@ VOCABULARY, BOS, END = 1024, 0, 1
 HEADER_IDS, CYCLE_IDS = range(2, 200), range(200, VOCABULARY)
 CONTEXT = 512
 _CODE = 64  # numbers of a token's code, each +1 or -1
-_HIDDEN = 4 * _CODE  # the token's code | the note of the one before | what is copied out | a constant, then nothing
+# the token's code | the note of the one before | what is copied out | a constant, then nothing | what experts write
+_HIDDEN = 5 * _CODE
 _WIDTH = 128
 _THETA = 1e12  # half of the frequencies turn within a few tokens, the other half never
 _ONE = 8.0  # the constant
@@ -36,28 +39,60 @@ CONFIG = {
     "head_dim": _WIDTH, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6, "rope_theta": _THETA,
     "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": END,
 }  # fmt: skip
+EXPERTS = {
+    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "intermediate_size": _CODE,
+    "num_local_experts": 16, "num_experts_per_tok": 2, "sliding_window": None,
+}  # fmt: skip
 
 
-def make_folder(folder: Path) -> Path:
+def make_folder(folder: Path, *, experts: bool = False) -> Path:
     """config.json and model.safetensors, float32, about 5 MB."""
     codes = _codes()
     embedding = torch.zeros(VOCABULARY, _HIDDEN)
     embedding[:, :_CODE], embedding[:, 3 * _CODE] = codes, _ONE
     named = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(_HIDDEN)}
     named["lm_head.weight"] = torch.zeros(VOCABULARY, _HIDDEN)
-    named["lm_head.weight"][:, 2 * _CODE : 3 * _CODE] = codes
+    said = 4 if experts else 2
+    named["lm_head.weight"][:, said * _CODE : (said + 1) * _CODE] = codes
     for layer, attention in enumerate((_looks_back(), _looks_up())):
         at = f"model.layers.{layer}"
         named |= {f"{at}.self_attn.{part}_proj.weight": weight for part, weight in attention.items()}
         named |= {
             f"{at}.{norm}.weight": torch.ones(_HIDDEN) for norm in ("input_layernorm", "post_attention_layernorm")
         }
-        named |= {f"{at}.mlp.{part}_proj.weight": torch.zeros(32, _HIDDEN) for part in ("gate", "up")}
-        named[f"{at}.mlp.down_proj.weight"] = torch.zeros(_HIDDEN, 32)
+        made = _experts(codes, write=layer == 1) if experts else _no_mlp()
+        named |= {f"{at}.{part}.weight": weight for part, weight in made.items()}
     folder.mkdir(exist_ok=True)
     save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(CONFIG | (EXPERTS if experts else {})))
     return folder
+
+
+def _no_mlp() -> dict[str, Tensor]:
+    named = {f"mlp.{part}_proj": torch.zeros(32, _HIDDEN) for part in ("gate", "up")}
+    return named | {"mlp.down_proj": torch.zeros(_HIDDEN, 32)}
+
+
+def _experts(codes: Tensor, *, write: bool) -> dict[str, Tensor]:
+    """Each has a code of its own, or another's turned round: tokens go to those whose code is like the copied token's,
+    whose gate is open for it."""
+    count, copied, code = EXPERTS["num_local_experts"], slice(2 * _CODE, 3 * _CODE), torch.arange(_CODE)
+    own, seed = torch.zeros(0, _CODE), 0
+    while not len(own) or float((own @ codes.T).amax(0).min()) < 4:  # no token that opens no gate
+        half = torch.randint(2, (count // 2, _CODE), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+        own, seed = torch.cat((half, -half)), seed + 1
+    router = torch.zeros(count, _HIDDEN)
+    router[:, copied] = own / 8
+    named = {"block_sparse_moe.gate": router}
+    for expert in range(count):
+        gate, up, down = (torch.zeros(_CODE, _HIDDEN) for _ in range(3))
+        gate[:, copied] = own[expert] / 2
+        up[code, copied.start + code] = 1.0
+        if write:
+            down[code, 4 * _CODE + code] = 8.0
+        at = f"block_sparse_moe.experts.{expert}"
+        named |= {f"{at}.w1": gate, f"{at}.w3": up, f"{at}.w2": down.T.contiguous()}
+    return named
 
 
 def _codes() -> Tensor:

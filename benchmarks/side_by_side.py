@@ -68,15 +68,22 @@ def spread_experts(engine: str, llm: Any) -> None:
     """Draws routers' weights from N(0, 1): as engines draw them, all but nothing tells one expert from another."""
     if engine == "vllm":
         llm.apply_model(_spread_modules)
-    else:
-        for block in llm.engine.runner._model.blocks:
-            block.mlp.router.product.matrix.normal_()
+        return
+    matrices = [block.mlp.router.product.matrix for block in llm.engine.runner._model.blocks]
+    _draw([getattr(matrix, "weight", matrix) for matrix in matrices])  # a GPU's has room for its products beside it
 
 
 def _spread_modules(model: Any) -> None:
-    for name, weight in model.named_parameters():
-        if name.endswith((".mlp.gate.weight", ".mlp.router.weight")):
-            weight.data.normal_()
+    names = (".mlp.gate.weight", ".mlp.router.weight")
+    _draw([weight.data for name, weight in model.named_parameters() if name.endswith(names)])
+
+
+def _draw(weights: list[Any]) -> None:
+    from torch import inference_mode
+
+    with inference_mode():  # which they were made in
+        for weight in weights:
+            weight.normal_()
 
 
 def measure(engine: str, options: argparse.Namespace, task: dict[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ SHAPES = {
     "qwen3-30b-tp2": Shape(128, 8, 2048, 384),
     "mixtral-8x7b": Shape(8, 2, 4096, 14336),
     "olmoe": Shape(64, 8, 2048, 1024),
+    "gpt-oss-20b": Shape(32, 4, 2880, 2880),  # and -120b's with 128 experts
 }
 
 
@@ -53,10 +54,15 @@ def made(shape: Shape, kind: str) -> Experts:
     return Experts(
         _matrix(shape.experts, 2 * shape.inner, shape.hidden, kind),
         _matrix(shape.experts, shape.hidden, shape.inner, kind), shape.top_k, True, B,
+        clamp=(1.702, 7.0) if kind == "mxfp4" else None,
     )  # fmt: skip
 
 
 def _matrix(experts: int, n: int, k: int, kind: str) -> ExpertMatrix:
+    if kind == "mxfp4":
+        bits = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, device=GPU)
+        powers = torch.randint(116, 122, (experts, n, k // 32), dtype=torch.uint8, device=GPU)
+        return ExpertMatrix(bits, powers, torch.zeros((experts, n), dtype=B, device=GPU))
     numbers = torch.empty((experts, n, k), dtype=B, device=GPU).normal_(0, 0.02)
     if kind == "plain":
         return ExpertMatrix(numbers)
@@ -70,19 +76,22 @@ def _matrix(experts: int, n: int, k: int, kind: str) -> ExpertMatrix:
     return ExpertMatrix((numbers * 1e4).clamp(-448, 448).to(E4M3), scale)
 
 
-def variants(own: moe.Plan) -> list[moe.Plan]:
-    """The plan that is taken, and others: first the first product's cut is another, then the second's."""
+def variants(own: moe.Plan, four: bool) -> list[moe.Plan]:
+    """The plan that is taken, and others: first the first product's cut is another, then the second's. four: weights in
+    so many bits, of which a program takes 128 neighbours at most."""
     found, gate, down = [own], own.gate_up, own.down
     heights = {16, 32, 64, 128} & {gate.rows // 2, gate.rows, gate.rows * 2} if own.sorted else {gate.rows}
-    cuts = list(itertools.product(sorted(heights), (32, 64, 128), (64, 128, 256), (3, 4, 6), (4, 8)))
+    cuts = list(
+        itertools.product(sorted(heights), (32, 64, 128), (64, 128) if four else (64, 128, 256), (3, 4, 6), (4, 8))
+    )
     for rows, outputs, inputs, stages, warps in cuts:
         scaled = down.form != "wide" and outputs % down.inputs
-        if shared(rows, 2 * outputs, inputs, stages, gate.form) and not scaled:
+        if shared(rows, 2 * outputs // (4 if four else 1), inputs, stages, gate.form) and not scaled:
             cut = moe.Cut(rows, outputs, inputs, stages, warps, gate.form)
             found.append(replace(own, gate_up=cut, down=replace(down, rows=rows)))
     for rows, outputs, inputs, stages, warps in cuts:
         scaled = down.form != "wide" and gate.outputs % inputs
-        if rows == gate.rows and shared(rows, outputs, inputs, stages, down.form) and not scaled:
+        if rows == gate.rows and shared(rows, outputs // (4 if four else 1), inputs, stages, down.form) and not scaled:
             found.append(replace(own, down=moe.Cut(rows, outputs, inputs, stages, warps, down.form)))
     return found
 
@@ -110,7 +119,7 @@ def measure(name: str, kind: str, tokens: int, sweep: bool, part: tuple[int, int
     x = torch.randn(tokens, shape.hidden, dtype=B, device=GPU)
     scores = [torch.randn(tokens, shape.experts, dtype=B, device=GPU) for _ in layers]
     own = moe.plan_of(tokens, of)
-    plans: list[moe.Plan | Cuts | None] = [*variants(own)] if sweep else [own]
+    plans: list[moe.Plan | Cuts | None] = [*variants(own, of.gate_up.in_four_bits)] if sweep else [own]
     if tokens == 1 and moe_one.takes_one(of):
         plans = [None, *plans, *(cuts_of_one(of) if sweep else [])]
     for number, plan in enumerate(plans):
@@ -190,7 +199,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-30b")
     parser.add_argument(
-        "--kinds", nargs="+", choices=["plain", "channel", "blocks", "int4", "int8"], default=["plain", "channel"]
+        "--kinds",
+        nargs="+",
+        choices=["plain", "channel", "blocks", "int4", "int8", "mxfp4"],
+        default=["plain", "channel"],
     )
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 1000, 4096])
     parser.add_argument("--sweep", action="store_true")

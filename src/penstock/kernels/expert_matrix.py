@@ -52,7 +52,7 @@ class ExpertMatrix:
 
     @property
     def in_fp4(self) -> bool:
-        return self.scale is not None and self.scale.dtype == torch.uint8
+        return self.scale is not None and not self.scale.is_floating_point()
 
     @property
     def integers(self) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -50,8 +51,8 @@ def _grouped(
     """GATED: rows of x by token, out by slot, N of gate and up each; else rows of x by slot, out by pair.
 
     W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a part; 3: weights in
-    MXFP4, and scales of theirs.   INTEGERS: what a byte of them holds, 0: they are none; those have scales, and ZEROS
-    perhaps, group by group: [experts, K / WG, outputs].
+    MXFP4, with scales in words of four, [experts, K / 128, outputs].   INTEGERS: what a byte of them holds, 0: they are
+    none; those have scales, and ZEROS perhaps, group by group: [experts, K / WG, outputs].
     """
     wait(EARLY)
     tile, block = tl.program_id(1), tl.program_id(0)
@@ -68,7 +69,7 @@ def _grouped(
         matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)  # its row in all experts'
         MXFP4: tl.constexpr = W_SCALES == 3
         HALVES: tl.constexpr = 2 if MXFP4 or INTEGERS == FOUR else 1
-        octet, group = tl.arange(0, BK // 2), tl.arange(0, BK // 32)
+        octet = tl.arange(0, BK // 2)
         if HALVES == 2:
             w_row, below = w + matrix[:, None] * (K // 2) + octet[None, :], tl.cast(N, tl.int64) * (K // 2)
             lane = octet // 16 * 32 + octet % 16
@@ -100,23 +101,13 @@ def _grouped(
                         SCALED, INTEGERS, ZEROS, EVEN_K,
                     )  # fmt: skip
             elif MXFP4:
-                of_w, there = w_scale + (matrix * (K // 32) + at // 32)[:, None] + group, (at + group * 32 < K)[None, :]
-                sums = step_of_four(
-                    sums, w_row + at // 2, of_w, x, x_row + at, inside, held, there, BN, BK // 2, EVEN_K
-                )
+                of_w = (expert.to(tl.int64) * tl.cdiv(K, 128) + at // 128) * (2 * N if GATED else N)
+                of_w += tl.minimum(n, N - 1)
+                turn = (at % 128 // 32 + octet // 16) * 8  # bits of a word behind which a byte's power stands
+                sums = step_of_four(sums, w_row + at // 2, w_scale + of_w, turn, x, x_row + at, inside, held, EVEN_K)
                 if GATED:
                     up = step_of_four(
-                        up,
-                        w_row + below + at // 2,
-                        of_w + N * (K // 32),
-                        x,
-                        x_row + at,
-                        inside,
-                        held,
-                        there,
-                        BN,
-                        BK // 2,
-                        EVEN_K,
+                        up, w_row + below + at // 2, w_scale + of_w + N, turn, x, x_row + at, inside, held, EVEN_K
                     )
             else:
                 factor = 1.0
@@ -215,14 +206,19 @@ class PreparedExperts:
 
 
 def prepare_experts(of: Experts) -> PreparedExperts:
-    """Returns what `experts` takes. Numbers stay as they are; scales and zeros of integers become float32 and stand
-    side by side, an expert's outputs of one group: asynchronous copies are of four bytes at least."""
-    of = replace(of, gate_up=_by_group(of.gate_up), down=_by_group(of.down))
+    """Returns what `experts` takes. Numbers stay as they are; scales and zeros of integers become float32, MXFP4's
+    scales words of four, and they stand side by side, an expert's outputs of one group (word): what is copied while
+    others are multiplied is four bytes at least."""
+    of = replace(of, gate_up=_side_by_side(of.gate_up), down=_side_by_side(of.down))
     counts = torch.zeros(of.shape[0], dtype=torch.int32, device=of.down.numbers.device)
     return PreparedExperts(of, counts)
 
 
-def _by_group(matrix: ExpertMatrix) -> ExpertMatrix:
+def _side_by_side(matrix: ExpertMatrix) -> ExpertMatrix:
+    if matrix.in_fp4:
+        assert matrix.scale is not None
+        words = F.pad(matrix.scale, (0, -matrix.scale.shape[2] % 4)).view(torch.int32)
+        return replace(matrix, scale=words.mT.contiguous())
     if not matrix.integers:
         return matrix
     scale, zero = (None if each is None else each.float().mT.contiguous().mT for each in (matrix.scale, matrix.zero))

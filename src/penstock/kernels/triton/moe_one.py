@@ -105,14 +105,17 @@ def takes_one(of: Experts) -> bool:
 
 
 def cuts_of(of: Experts) -> tuple[OneCut, OneCut]:
-    """Returns those of gate and up, and of down. Compiled for Qwen3-30B-A3B's sizes no program waits for another's
-    numbers but at its end, and 72 to 162 registers hold what is on its way."""
+    """Returns those of gate and up, and of down: the best of 100 of each for Qwen3-30B-A3B's on an H200, a layer with
+    its routing 22.4 us in bf16, 15.0 in float8 by row, 17.9 in blocks."""
     _, d, inner = of.shape
-    few = 2 if of.gate_up.in_eight_bits else 1
-    by_group = OneCut(8, FP8_GROUP, 4)
-    first = by_group if of.gate_up.by_group else OneCut(few, min(2048, max(16, next_power_of_2(d))), 4)
-    second = OneCut(2 * few, min(256, max(16, next_power_of_2(inner))), 2 * few)
-    return first, by_group if of.down.by_group else second
+    by_group = OneCut(2, FP8_GROUP, 1)
+    first = OneCut(2, min(1024, _lanes(d)), 1) if of.gate_up.in_eight_bits else OneCut(1, min(2048, _lanes(d)), 4)
+    second = OneCut(2, min(256, _lanes(inner)), 2 if of.down.in_eight_bits else 1)
+    return by_group if of.gate_up.by_group else first, by_group if of.down.by_group else second
+
+
+def _lanes(size: int) -> int:
+    return max(16, next_power_of_2(size))
 
 
 def one_token(x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut] | None = None) -> Tensor:

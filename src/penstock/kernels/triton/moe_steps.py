@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four
+from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four, widen_fp4
 
 
 @triton.jit
@@ -31,27 +31,14 @@ def step(sums, low, w, x, x_low, x_at, inside, held, factor, SCALED: tl.constexp
 
 
 @triton.jit
-def _four(octets, powers, dtype: tl.constexpr):
-    """Numbers in the lower halves of bytes [R, C] by powers of two [R, C] -> of dtype, exactly. What stands beside the
-    sign are the last bits of a float's exponent and the first of its fraction, 2 ** 126 too small."""
-    octets = octets.to(tl.int32)
-    bits = ((octets & 8) << 28) | ((octets & 7) << 22)
-    return (bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * powers).to(dtype)
-
-
-@triton.jit
-def step_of_four(
-    sums, w, w_scale, x, x_at, inside, held, there, R: tl.constexpr, C: tl.constexpr, EVEN_K: tl.constexpr
-):  # fmt: skip
-    """Adds weights in four bits at pointers [R, C], with a scale for 16 bytes [R, C / 16], by rows to sums [R, BM].
-    x_at: of the first 16 of each 32 of a row [BM, C].   inside, held, there: weights, rows' numbers [BM, C], scales."""
+def step_of_four(sums, w, words, turn, x, x_at, inside, held, EVEN_K: tl.constexpr):
+    """Adds MXFP4's bytes at pointers [BN, C] by rows to sums [BN, BM]. words: pointers [BN] to four powers of two each,
+    of which a byte's stands behind `turn` bits [C].   x_at: of the first 16 of each 32 of a row [BM, C]."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
-    powers = tl.load(w_scale, mask=there, other=0).to(tl.int32) << 23
-    spread = tl.broadcast_to(powers.to(tl.float32, bitcast=True)[:, :, None], (R, C // 16, 16)).reshape(R, C)
     row = tl.load(x + x_at, mask=held, other=0.0)
-    sums = tl.dot(_four(octets, spread, row.dtype), row.T, sums)
-    row = tl.load(x + x_at + 16, mask=held, other=0.0)
-    return tl.dot(_four(octets >> 4, spread, row.dtype), row.T, sums)
+    low, high = widen_fp4(octets, (tl.load(words)[:, None] >> turn[None, :]) & 255, row.dtype)
+    sums = tl.dot(low, row.T, sums)
+    return tl.dot(high, tl.load(x + x_at + 16, mask=held, other=0.0).T, sums)
 
 
 @triton.jit

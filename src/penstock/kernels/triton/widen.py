@@ -104,6 +104,62 @@ def _float8(by: int, up: str, kind: str) -> tl.constexpr:
 _FLOAT8_BF16 = _float8(4, "0x7B807B80", "bf16x2")
 _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
+# e2m1's bits likewise, 2**126 too small. $4: four bytes; $5, $6: their numbers' powers of two; $0 and $1: the numbers
+# in their low halves, $2 and $3: in their high ones. Two multiplications: one number can't hold both powers.
+_FP4_BF16 = tl.constexpr("""{
+    .reg .b32 u, z, a, b, c, d;
+    mov.b32 u, 0x7E807E80;
+    mov.b32 z, 0x80008000;
+    prmt.b32 a, $4, 0, 0x1404;
+    prmt.b32 b, $4, 0, 0x3424;
+    shr.u32 c, a, 6;
+    shr.u32 d, b, 6;
+    and.b32 c, c, 0x01C001C0;
+    and.b32 d, d, 0x01C001C0;
+    lop3.b32 c, a, z, c, 0xEA;
+    lop3.b32 d, b, z, d, 0xEA;
+    fma.rn.bf16x2 c, c, u, z;
+    fma.rn.bf16x2 d, d, u, z;
+    fma.rn.bf16x2 $2, c, $5, z;
+    fma.rn.bf16x2 $3, d, $6, z;
+    shr.u32 c, a, 2;
+    shr.u32 d, b, 2;
+    and.b32 c, c, 0x01C001C0;
+    and.b32 d, d, 0x01C001C0;
+    shl.b32 a, a, 4;
+    shl.b32 b, b, 4;
+    lop3.b32 c, a, z, c, 0xEA;
+    lop3.b32 d, b, z, d, 0xEA;
+    fma.rn.bf16x2 c, c, u, z;
+    fma.rn.bf16x2 d, d, u, z;
+    fma.rn.bf16x2 $0, c, $5, z;
+    fma.rn.bf16x2 $1, d, $6, z;
+}""")
+
+
+@triton.jit
+def widen_fp4(w, power, kind: tl.constexpr):
+    """w [R, C] bytes of two numbers e2m1, power [R, C] -> the numbers in the bytes' low halves and those in the high
+    ones, times 2 ** (power - 127), [R, C]."""
+    if kind == tl.bfloat16:
+        scale = (power.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)
+        low, high = tl.inline_asm_elementwise(
+            _FP4_BF16, "=&r,=&r,=&r,=&r,r,r,r", [w, scale], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        scale = (power.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        low, high = _fp4(w, scale, kind), _fp4(w >> 4, scale, kind)
+    return low, high
+
+
+@triton.jit
+def _fp4(octets, scale, kind: tl.constexpr):
+    """Numbers in the lower halves of bytes. What stands beside the sign are the last bits of a float's exponent and the
+    first of its fraction."""
+    octets = octets.to(tl.int32)
+    bits = ((octets & 8) << 28) | ((octets & 7) << 22)
+    return (bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * scale).to(kind)
+
 
 @triton.jit
 def widen_four(w, zero, more_zero, kind: tl.constexpr):

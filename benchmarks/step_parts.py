@@ -27,7 +27,19 @@ BESIDE = ("Memcpy HtoD", "Memcpy DtoH")  # run on copy engines beside the kernel
 FILES = {
     "attention": {"attention", "one_row_attention", "decode", "prefill", "prefix", "walk"},
     "sampling": {"sample", "sampler", "tiles", "tile_sums", "draw", "filters", "noise", "penalties", "logprobs"},
-    "products": {"linear", "linear_one", "linear_small", "one_row", "products"},
+    "products": {
+        "linear",
+        "linear_one",
+        "linear_small",
+        "linear_fp8",
+        "linear_groups",
+        "linear_four",
+        "stream_groups",
+        "one_row",
+        "moe",
+        "moe_one",
+        "products",
+    },
 }
 # Others' kernels by their names; the first that is found counts.
 NAMES = (

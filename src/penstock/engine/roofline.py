@@ -111,17 +111,18 @@ class Steps:
 
 def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     """Returns the least time of these steps (Steps.columns), all together."""
-    tokens = steps["rows"] + steps["chunk"]
-    products = sizes.layers * machine.layer_seconds(tokens, sizes.layer_weights)
+    tokens, below = steps["rows"] + steps["chunk"], sizes.layers - 1  # the last layer answers for rows alone
+    products = below * machine.layer_seconds(tokens, sizes.layer_weights)
+    products = products + machine.layer_seconds(steps["rows"], sizes.layer_weights)
     head = machine.head_seconds(steps["rows"], sizes.vocab * sizes.hidden)
     logits = steps["rows"] * sizes.vocab * machine.item
     layers = Counter(sizes.windows)
     full = sizes.layers - layers.total()
     read = full * (steps["own"] + steps["shared"] + steps["chunk_context"])
-    pairs = full * (steps["shared_pairs"] + steps["chunk_pairs"])
+    pairs = full * (steps["shared_pairs"] + steps["chunk_pairs"] * below / sizes.layers)
     for window, count in layers.items():
         read = read + count * (steps[f"own {window}"] + steps[f"chunk_context {window}"])
-        pairs = pairs + count * steps[f"chunk_pairs {window}"]
+        pairs = pairs + count * steps[f"chunk_pairs {window}"] * below / sizes.layers
     kv = (read / sizes.layers + tokens) * sizes.kv_numbers * sizes.kv_share * machine.item
     attention = pairs * 4.0 * sizes.heads * sizes.head_dim / machine.best_rate(sizes.layer_weights)
     return float((products + head + attention + (kv + logits) / machine.copy).sum())

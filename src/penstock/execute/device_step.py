@@ -261,12 +261,13 @@ class DeviceStep:
         """The forward of a step with chunks: a graph, where it is of few kinds and none of its prompts is scored."""
         few, told, graph = self._few_chunks, plan.chunks, None
         assert told is not None
-        fits = sizes.few and chunks.context.shape == few.context.shape and not (told.prompt_logprobs >= 0).any()
+        scored = bool((told.prompt_logprobs >= 0).any())
+        fits = sizes.few and chunks.context.shape == few.context.shape and not scored
         if self.graphs is not None and fits:
             launch = self._launch_of_few(sizes.rows, sizes.tokens, grouped)
             graph = self.graphs.with_chunks(sizes.rows, sizes.tokens, grouped, launch)
         if self.graphs is None or graph is None:
-            return self.launch_forward(sizes.rows, grouped, chunks, sizes.tokens, plan.group_length.size)
+            return self.launch_forward(sizes.rows, grouped, chunks, sizes.tokens, plan.group_length.size, scored)
         count, width = chunks.block_table.shape
         few.start.copy_(chunks.start)
         few.context.copy_(chunks.context)
@@ -279,11 +280,12 @@ class DeviceStep:
         return partial(self.launch_forward, size, grouped, self._few_chunks, tokens)
 
     def launch_forward(
-        self, size: int, grouped: bool, chunks: PrefillInputs | None = None, tokens: int = 0, groups: int = 0
-    ) -> Tensor:
+        self, size: int, grouped: bool, chunks: PrefillInputs | None = None, tokens: int = 0, groups: int = 0,
+        scored: bool = False,
+    ) -> Tensor:  # fmt: skip
         """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
-        hidden states of all of them. tokens: with the chunks'. groups: how many there are, where sizes aren't
-        padded."""
+        hidden states of the rows, with `scored` (or where there are none) of the chunks too. tokens: with the
+        chunks'. groups: how many there are, where sizes aren't padded."""
         groups = self.sizes.groups(size, groups) if grouped else 0
         columns = self.columns
         tokens = size if chunks is None else tokens
@@ -298,7 +300,8 @@ class DeviceStep:
             inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
         if self.windows is not None:
             inputs.by_layer = self.windows.by_layer(inputs, columns.slots[: -(-tokens // ALIGNED) * ALIGNED])
-        return self.model.forward(columns.tokens[:tokens], inputs, self.kv.layers)
+        of_rows = chunks is not None and size > 0 and not scored
+        return self.model.forward(columns.tokens[:tokens], inputs, self.kv.layers, of_rows=of_rows)
 
     def queries(self, size: int) -> Queries | None:
         """Returns what the step's queries are of their rows; None where each is its row's only one, as far as kernels

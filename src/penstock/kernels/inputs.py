@@ -80,6 +80,7 @@ class StepInputs:
     alone: DecodeInputs | None = None  # the same rows without prefix groups, for windows; None: `decode` has none
     plans: dict[AttentionKind, Any] = field(default_factory=dict)  # what `ops.plan` worked out, once a step
     by_layer: list[StepInputs] | None = None  # the step as each layer sees it, where they keep K and V in other blocks
+    kept: int | None = None  # tokens from the first on whose answers are asked for; of others K and V alone. None: all
 
     def decode_for(self, window: int | None) -> DecodeInputs | None:
         """Returns the rows as a layer with this window attends them: such rows see different parts of a shared prefix,
@@ -89,6 +90,10 @@ class StepInputs:
         if self.alone is None:
             raise ValueError("prefix groups cannot be attended with a sliding window: send the rows alone")
         return self.alone
+
+    def keep(self, x: Tensor) -> Tensor:
+        """x [tokens, ...] -> those whose answers are asked for."""
+        return x if self.kept is None else x[: self.kept]
 
     @property
     def is_one_row(self) -> bool:

@@ -41,7 +41,7 @@ class Attention:
     sinks: Weight | None = None  # [heads] float32: scores that take part in the softmax and bring no value
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
-        """x `[T, d]`, kv of `kv_form` -> `[T, d]`."""
+        """x `[T, d]`, kv of `kv_form` -> `[T, d]`, or of those that the step keeps."""
         kind = self.kind
         plan = step.plans[kind]
         q_norm = None if self.q_norm is None else self.q_norm.weight.value
@@ -53,7 +53,7 @@ class Attention:
         q = ops.rotary_and_store(qkv, self.cos_sin, step, kv, kind, plan, q_norm, k_norm, eps)
         if self.query_scale is not None:
             q = q.mul_(self.query_scale.index_select(0, step.positions)[:, None, None])
-        seen = ops.attention(q, kv, step, kind, plan, self.sink_scores)
+        seen = ops.attention(step.keep(q), kv, step, kind, plan, self.sink_scores)
         return self.out(ops, seen.reshape(-1, kind.heads * kind.width))
 
     def weights(self) -> Iterator[Weight]:

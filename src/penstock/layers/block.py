@@ -19,7 +19,8 @@ from penstock.quant.weight import Weight
 
 
 class Block(Protocol):
-    """x [T, d], residual [T, d] (None: x opens the stream) -> the block's answer [T, d] and the next residual."""
+    """x [T, d], residual [T, d] (None: x opens the stream) -> the block's answer [T, d] and the next residual, both of
+    the tokens that the step keeps."""
 
     @property
     def attention(self) -> Attention:

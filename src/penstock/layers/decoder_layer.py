@@ -52,7 +52,7 @@ class DecoderLayer(_TwoParts):
     ) -> tuple[Tensor, Tensor]:
         rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
         x = self._scaled(self.attention(ops, rows, step, kv))
-        rows, residual = self.mlp_norm(ops, x, residual, self.mlp.reader)
+        rows, residual = self.mlp_norm(ops, x, step.keep(residual), self.mlp.reader)
         return self._scaled(self.mlp(ops, rows)), residual
 
     def _scaled(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class SandwichLayer(_TwoParts):
     ) -> tuple[Tensor, Tensor]:
         rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
         x = self.behind_attention.alone(ops, self.attention(ops, rows, step, kv))
-        rows, residual = self.mlp_norm(ops, x, residual, self.mlp.reader)
+        rows, residual = self.mlp_norm(ops, x, step.keep(residual), self.mlp.reader)
         return self.behind_mlp.alone(ops, self.mlp(ops, rows)), residual
 
     def weights(self) -> Iterator[Weight]:
@@ -110,7 +110,8 @@ class NormsBehindLayer(_TwoParts):
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
     ) -> tuple[Tensor, Tensor]:
         stream = x if residual is None else residual.add_(x)
-        stream.add_(self.behind_attention.alone(ops, self.attention(ops, stream, step, kv)))
+        x = self.behind_attention.alone(ops, self.attention(ops, stream, step, kv))
+        stream = step.keep(stream).add_(x)
         return self.behind_mlp.alone(ops, self.mlp(ops, stream)), stream
 
     def weights(self) -> Iterator[Weight]:

@@ -67,12 +67,17 @@ class Decoder:
         self.blocks = [block.prepare(ops) for block in self.blocks]
         self.head.prepare(ops)
 
-    def forward(self, token_ids: Tensor, step: StepInputs, kv: list[LayerKv], ops: Ops | None = None) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, step: StepInputs, kv: list[LayerKv], ops: Ops | None = None, *, of_rows: bool = False
+    ) -> Tensor:
         """token_ids `[T]` int64, kv: of `kv_forms`, one for each block -> normed hidden states `[T, hidden]`.
 
-        ops: stand in for those that it was prepared with, where somebody looks on."""
+        of_rows: those of the step's decode rows alone, `[rows, hidden]`, at least one: of chunks the last block then
+        makes K and V and nothing more. ops: stand in for those that it was prepared with, where somebody looks on."""
         ops = ops or self.ops
         steps = self._plan(step, ops)
+        if of_rows:
+            steps = [*steps[:-1], replace(steps[-1], prefill=None, kept=step.rows)]
         x: Tensor = self.embedding(ops, token_ids)
         residual: Tensor | None = None
         for block, seen, block_kv in zip(self.blocks, steps, kv, strict=True):

@@ -235,15 +235,15 @@ def plan_of(tokens: int, of: Experts) -> Plan:
         return Plan(Cut(16, 32, inputs, 4, 4), Cut(16, 32, inputs, 4, 4), False)
     rows = _rows_of(tokens, of)
     warps = 8 if rows == 128 else 4
-    if of.gate_up.in_fp4:  # widened in registers, so that shared memory holds bytes
-        return Plan(Cut(rows, 64, 128, 3, warps), Cut(rows, 64, 128, 3, warps), True)
+    if of.gate_up.in_fp4:  # few numbers at once: others' programs multiply while one widens
+        rows = 64 if rows == 128 and tokens * of.top_k < 250 * of.shape[0] else rows
+        return Plan(Cut(rows, 64, 64, 3, 4), Cut(rows, 64 if rows == 16 else 128, 64, 3, 4), True)
     if not eight:
-        outputs, stages = (128, 4) if rows == 128 else (64, 3 if rows == 64 else 4)
-        inputs = 64 if rows == 128 else 128
+        outputs, inputs, stages = (128 if rows == 128 else 64), *((64, 4) if rows >= 64 else (128, 3))
         return Plan(Cut(rows, outputs, inputs, stages, warps), Cut(rows, 128, inputs, stages, warps), True)
     form: Form = "pair" if tokens <= MOST_PAIRED else "eight"
-    stages = 3 if rows >= 64 else 4
-    return Plan(Cut(rows, 128, 128, stages, warps, form), Cut(rows, 128, 128, stages, warps, form), True)
+    down = Cut(rows, 64, 128, 4, 4, form) if rows == 128 else Cut(rows, 128, 128, 3, 4, form)
+    return Plan(Cut(rows, 128, 128, 3, warps, form), down, True)
 
 
 def _rows_of(tokens: int, of: Experts) -> int:

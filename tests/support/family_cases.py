@@ -111,6 +111,22 @@ CASES: dict[str, Case] = {
     "mixtral 4/2 of 64, window 37": (
         "Mixtral", heads(4, 2, 64) | {"num_local_experts": 6, "sliding_window": 37},
     ),
+    "qwen3_moe 4/2 of 64, experts in every second layer": (
+        "Qwen3Moe", heads(4, 2, 64)
+        | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True}
+        | {"decoder_sparse_step": 2} | THREE,
+    ),
+    "gemma2 4/2 of 64, caps, mixed windows": (
+        "Gemma2", heads(4, 2, 64)
+        | {"query_pre_attn_scalar": 48, "sliding_window": 37, "attn_logit_softcapping": 5.0}
+        | {"final_logit_softcapping": 8.0, "num_hidden_layers": 4} | TIED,
+    ),
+    "gemma3 4/2 of 256, two ropes, mixed windows": (
+        "Gemma3Text", heads(4, 2, 256)
+        | {"query_pre_attn_scalar": 200, "sliding_window": 37, "layer_types": MIXED, "num_hidden_layers": 3}
+        | {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                               "full_attention": {**YARN["rope_parameters"]}}} | TIED,
+    ),
     "gpt_oss 4/2 of 64, window 37": (
         "GptOss", heads(4, 2, 64) | YARN | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 37},
     ),
@@ -132,7 +148,7 @@ def make_folder(case: Case, folder: Path) -> Path:
     kind, changes = case
     torch.manual_seed(5)
     config = getattr(transformers, f"{kind}Config")(**(SMALL | changes))
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
     with torch.no_grad():
         for parameter_name, weight in model.named_parameters():
             if weight.dim() == 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-H100 = "25 small models of four families on an H100 against transformers there: LOG.md, 2026-11-22"
+SMALL = "34 small models on an H200 against transformers there (tests/models/test_families_gpu.py, 2026-11-26)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,32 +20,32 @@ class Served:
 
 
 _GPU = "CPU, GPU"
-_EXPERTS = "experts wide, in float8, int8 or int4; their GPU kernels are not measured yet"
+_EXPERTS = "experts wide, in float8, int8 or int4"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
     "gemma2": Served("Gemma 2"),
     "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
     "gemma3_text": Served("Gemma 3 270M, 1B"),
-    "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", notes="experts in four bits (MXFP4) or wide; not measured yet"),
-    "granite": Served("Granite 3.0 to 3.3"),
+    "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", _GPU, notes="experts in four bits (MXFP4) or wide"),
+    "granite": Served("Granite 3.0 to 3.3", _GPU),
     "llama": Served("Llama 1 to 3.x, and what was saved as such", _GPU),
-    "ministral3": Served("Ministral 3, its text saved alone"),
+    "ministral3": Served("Ministral 3, its text saved alone", _GPU),
     "mistral": Served("Mistral 7B, Nemo, Small 2 and 3", _GPU),
     "mistral3": Served("Mistral Small 3.1 and 3.2, Ministral 3", notes=_TEXT),
-    "mixtral": Served("Mixtral 8x7B, 8x22B", notes=_EXPERTS),
-    "olmo2": Served("OLMo 2"),
-    "olmo3": Served("OLMo 3"),
-    "olmoe": Served("OLMoE", notes=_EXPERTS),
-    "phi3": Served("Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini", notes="max_model_len decides on longrope's factors"),
+    "mixtral": Served("Mixtral 8x7B, 8x22B", _GPU, notes=_EXPERTS),
+    "olmo2": Served("OLMo 2", _GPU),
+    "olmo3": Served("OLMo 3", _GPU),
+    "olmoe": Served("OLMoE", _GPU, notes=_EXPERTS),
+    "phi3": Served("Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini", _GPU, notes="max_model_len decides on longrope's factors"),
     "qwen2": Served("Qwen1.5, Qwen2, Qwen2.5", _GPU),
     "qwen3": Served("Qwen3", _GPU),
     "qwen3_moe": Served("Qwen3-30B-A3B, 235B-A22B, Coder", notes=_EXPERTS),
-    "smollm3": Served("SmolLM3"),
+    "smollm3": Served("SmolLM3", _GPU),
 }
 MEASURED = (
     "CPU: logits within 1e-4 of their largest and 64 of 64 greedy tokens as transformers gives them, in float32, on "
     "random small models that reach every switch (tests/models); of multimodal checkpoints a prompt's logits, beside "
-    f"their text's own row. GPU: {H100}. Published weights were not at hand."
+    f"their text's own row. GPU: {SMALL}; how fast some are: docs/performance.md. Published weights were not at hand."
 )
 
 

@@ -52,6 +52,15 @@ def test_add_rms_norm_gives_the_norm_and_the_next_residual(ops, dtype, width):
         assert_close(normed, naive_rms_norm(total, weight, 1e-6))
 
 
+def test_what_joins_the_residual_may_pass_a_norm_first(ops, dtype):
+    weight, first = draw(64, dtype=dtype, seed=1), draw(64, dtype=dtype, seed=3)
+    x, residual = draw(5, 64, dtype=dtype, by=3.0), draw(5, 64, dtype=dtype, seed=2)
+    apart = residual.clone()
+    normed, following = ops.add_rms_norm(x, residual, weight, 1e-6, "wide", first)
+    wanted, total = ops.add_rms_norm(ops.rms_norm(x, first, 1e-6), apart, weight, 1e-6)
+    assert torch.equal(following, total) and torch.equal(normed, wanted)
+
+
 @pytest.mark.parametrize("width", [1, 5, 64, 896, 1001])
 def test_silu_mul_takes_the_gate_first(ops, dtype, width):
     for rows in ROWS:

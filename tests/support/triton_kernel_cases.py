@@ -60,6 +60,11 @@ def check_norms(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
     normed, following = norm.add_rms_norm(x.to(device), residual.to(device), weight.to(device), 1e-6)
     assert torch.equal(following.cpu(), total)
     assert_close(normed.cpu(), naive_rms_norm(total, weight, 1e-6))
+    for by in (weight, weight.float()):
+        by = by.to(device)
+        joined = norm.add_rms_norm(x.to(device), total.to(device).clone(), by, 1e-6, "wide", by)
+        apart = norm.add_rms_norm(norm.rms_norm(x.to(device), by, 1e-6), total.to(device).clone(), by, 1e-6)
+        assert all(torch.equal(one, other) for one, other in zip(joined, apart, strict=True))
 
 
 def check_gate_and_table(device: str, dtype: torch.dtype, rows: int, width: int) -> None:

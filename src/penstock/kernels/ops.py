@@ -100,8 +100,9 @@ class Ops:
     # x [T, d], weight [d], eps, the form wanted -> [T, d]. A float32 weight is multiplied by before the answer is
     # rounded to x's dtype.
     rms_norm: Callable[[Tensor, Tensor, float, Form], Rows]
-    # x, residual (may be overwritten), weight, eps, form -> (norm of the sum, the sum: the next residual)
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, Form], tuple[Rows, Tensor]]
+    # x, residual (may be overwritten), weight, eps, form, the weight of a norm that x passes first (None: none)
+    # -> (norm of the sum, the sum: the next residual)
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, Form, Tensor | None], tuple[Rows, Tensor]]
     # What layers of one kind share in a step, worked out once: inputs, kind, cos_sin, the queries' dtype
     plan: Callable[[StepInputs, AttentionKind, Tensor, torch.dtype], Any]
     rotary_and_store: RotaryAndStore

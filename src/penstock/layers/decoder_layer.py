@@ -39,7 +39,8 @@ class _TwoParts:
 
 @dataclass(slots=True)
 class DecoderLayer(_TwoParts):
-    """Llama's order: each part behind a norm. scale: of what each part adds to the stream."""
+    """Llama's order: each part behind a norm. scale: of what each part adds to the stream. Gemma's has a norm behind
+    each part too, before its answer joins the stream: the `first` of the next norm, which is another layer's."""
 
     attention_norm: Norm
     attention: Attention
@@ -59,42 +60,23 @@ class DecoderLayer(_TwoParts):
         return x if self.scale == 1.0 else x.mul_(self.scale)
 
     def weights(self) -> Iterator[Weight]:
-        yield from (self.attention_norm.weight, self.mlp_norm.weight)
+        yield from self.attention_norm.weights()
+        yield from self.mlp_norm.weights()
         yield from self.attention.weights()
         yield from self.mlp.weights()
 
     def prepare(self, ops: Ops) -> Block:
         _TwoParts.prepare(self, ops)
-        if ops.one_row is None or self.scale != 1.0 or not isinstance(self.mlp, Mlp) or not fits_gate(self.mlp):
+        if (
+            ops.one_row is None
+            or self.scale != 1.0
+            or self.mlp_norm.first is not None
+            or not isinstance(self.mlp, Mlp)
+            or not fits_gate(self.mlp)
+        ):
             return self
         plain = fits_qkv(self.attention)
         return OneRowLayer(self, ops.one_row, self.attention_norm, self.attention, self.mlp_norm, self.mlp, plain)
-
-
-@dataclass(slots=True)
-class SandwichLayer(_TwoParts):
-    """Gemma's order: a norm before each part and one behind it, before its answer joins the stream."""
-
-    attention_norm: Norm
-    attention: Attention
-    behind_attention: Norm
-    mlp_norm: Norm
-    mlp: FeedForward
-    behind_mlp: Norm
-
-    def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
-    ) -> tuple[Tensor, Tensor]:
-        rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
-        x = self.behind_attention.alone(ops, self.attention(ops, rows, step, kv))
-        rows, residual = self.mlp_norm(ops, x, step.keep(residual), self.mlp.reader)
-        return self.behind_mlp.alone(ops, self.mlp(ops, rows)), residual
-
-    def weights(self) -> Iterator[Weight]:
-        norms = (self.attention_norm, self.behind_attention, self.mlp_norm, self.behind_mlp)
-        yield from (norm.weight for norm in norms)
-        yield from self.attention.weights()
-        yield from self.mlp.weights()
 
 
 @dataclass(slots=True)

@@ -54,11 +54,14 @@ class Maker:
     rope_tables: dict[tuple[RopeConfig, int], Tensor] = field(default_factory=dict)
     query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)  # one growth a model
 
-    def norm(self, name: str, size: int, eps: float, *, one_plus: bool = False, wide: bool = False) -> Norm:
-        """wide: it multiplies before it rounds.   one_plus: so it does, by 1 + w, and the checkpoint has w."""
+    def norm(
+        self, name: str, size: int, eps: float, *, one_plus: bool = False, wide: bool = False, first: Norm | None = None
+    ) -> Norm:
+        """wide: it multiplies before it rounds.   one_plus: so it does, by 1 + w, and the checkpoint has w.   first:
+        what x passes before it joins the stream."""
         if one_plus:
-            return Norm(Weight([Part(name, (size,))], torch.float32, self.device, transform=_one_plus), eps)
-        return Norm(Weight([Part(name, (size,))], torch.float32 if wide else self.dtype, self.device), eps)
+            return Norm(Weight([Part(name, (size,))], torch.float32, self.device, transform=_one_plus), eps, first)
+        return Norm(Weight([Part(name, (size,))], torch.float32 if wide else self.dtype, self.device), eps, first)
 
     def whole_norms(
         self, names: Sequence[str], shape: Heads, eps: float, *, wide: bool = False, clip: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,18 +21,26 @@ class Norm:
 
     weight: Weight  # [d]; float32 where it is multiplied by before the answer is rounded (Gemma's way)
     eps: float
+    first: Norm | None = None  # of the same eps: what x passes before it joins the stream
 
     def __call__(self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None) -> tuple[Rows, Tensor]:
         """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum, as `reader` takes it
         (None: wide), and the sum."""
         form = "wide" if reader is None else reader.form(x.shape[0])
         if residual is None:
+            assert self.first is None, "what opens the stream comes out of no part"
             return ops.rms_norm(x, self.weight.value, self.eps, form), x
-        return ops.add_rms_norm(x, residual, self.weight.value, self.eps, form)
+        first = None if self.first is None else self.first.weight.value
+        return ops.add_rms_norm(x, residual, self.weight.value, self.eps, form, first)
 
     def alone(self, ops: Ops, x: Tensor) -> Tensor:
         """x `[T, d]` -> its norm, beside the residual stream."""
         return wide(ops.rms_norm(x, self.weight.value, self.eps, "wide"))
+
+    def weights(self) -> Iterator[Weight]:
+        yield self.weight
+        if self.first is not None:
+            yield from self.first.weights()
 
     def last(self, ops: Ops, x: Tensor, residual: Tensor | None) -> Tensor:
         """x, residual `[T, d]` -> the norm of their sum, for the head."""

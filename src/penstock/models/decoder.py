@@ -118,7 +118,7 @@ class Decoder:
         yield self.embedding.table
         for block in self.blocks:
             yield from block.weights()
-        yield self.norm.weight
+        yield from self.norm.weights()
         if not self.config.tie_word_embeddings:
             yield from self.head.weights()
 

@@ -15,7 +15,7 @@ from penstock.models.model_config import ModelConfig, check_heads, read_common, 
 from penstock.models.rope_keys import read_two_ropes
 
 if TYPE_CHECKING:
-    from penstock.layers.decoder_layer import SandwichLayer
+    from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Maker
     from penstock.models.decoder import Decoder
 
@@ -103,7 +103,7 @@ def read_gemma(
 
 def build(config: GemmaConfig, make: Maker) -> Decoder:
     """Makes the decoder."""
-    from penstock.layers.decoder_layer import SandwichLayer
+    from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
     from penstock.models.decoder import Decoder
@@ -111,10 +111,13 @@ def build(config: GemmaConfig, make: Maker) -> Decoder:
     c, hidden = config, config.hidden_size
     shape = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim)
 
-    def norm(name: str, length: int = hidden) -> Norm:
-        return make.norm(f"{name}.weight", length, c.rms_norm_eps, one_plus=True)
+    def norm(name: str, length: int = hidden, first: Norm | None = None) -> Norm:
+        return make.norm(f"{name}.weight", length, c.rms_norm_eps, one_plus=True, first=first)
 
-    def layer(number: int, window: int | None) -> SandwichLayer:
+    def behind_mlp(number: int) -> Norm | None:
+        return norm(f"model.layers.{number}.post_feedforward_layernorm") if number >= 0 else None
+
+    def layer(number: int, window: int | None) -> DecoderLayer:
         at = f"model.layers.{number}"
         attention = make.attention(
             f"{at}.self_attn", hidden, shape, c.rope if window is None else c.local_rope, window=window,
@@ -122,15 +125,14 @@ def build(config: GemmaConfig, make: Maker) -> Decoder:
             norms=(norm(f"{at}.self_attn.q_norm", c.head_dim), norm(f"{at}.self_attn.k_norm", c.head_dim))
             if c.qk_norm else None,
         )  # fmt: skip
-        return SandwichLayer(
-            attention_norm=norm(f"{at}.input_layernorm"),
+        return DecoderLayer(
+            attention_norm=norm(f"{at}.input_layernorm", first=behind_mlp(number - 1)),
             attention=attention,
-            behind_attention=norm(f"{at}.post_attention_layernorm"),
-            mlp_norm=norm(f"{at}.pre_feedforward_layernorm"),
+            mlp_norm=norm(f"{at}.pre_feedforward_layernorm", first=norm(f"{at}.post_attention_layernorm")),
             mlp=make.mlp(f"{at}.mlp", hidden, c.intermediate_size, activation="gelu_tanh"),
-            behind_mlp=norm(f"{at}.post_feedforward_layernorm"),
         )
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
     scale = float(hidden) ** 0.5
-    return Decoder(config, make, layers, norm("model.norm"), embedding_scale=scale, logits_cap=c.logits_cap)
+    last = norm("model.norm", first=behind_mlp(len(layers) - 1))
+    return Decoder(config, make, layers, last, embedding_scale=scale, logits_cap=c.logits_cap)

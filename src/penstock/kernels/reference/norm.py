@@ -15,9 +15,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> Rows
     return in_form(_rms_norm(x, weight, eps), form)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> tuple[Rows, Tensor]:
-    """x, residual [T, d] -> (norm of their sum, their sum); residual is overwritten with the sum."""
-    residual += x
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: Form = "wide", first: Tensor | None = None
+) -> tuple[Rows, Tensor]:
+    """x, residual [T, d] -> (norm of their sum, their sum); residual is overwritten with the sum. first: the weight of
+    a norm that x passes before."""
+    residual += x if first is None else _rms_norm(x, first, eps)
     return rms_norm(residual, weight, eps, form), residual
 
 

@@ -74,16 +74,19 @@ def spread_experts(engine: str, llm: Any) -> None:
 
 
 def _spread_modules(model: Any) -> None:
-    names = (".mlp.gate.weight", ".mlp.router.weight")
-    _draw([weight.data for name, weight in model.named_parameters() if name.endswith(names)])
+    routers = [module for name, module in model.named_modules() if name.endswith((".mlp.gate", ".mlp.router"))]
+    _draw([module.weight.data for module in routers])
+    for module in routers:
+        if hasattr(module, "weight_scale"):  # of one in float8
+            module.weight_scale.data.fill_(1.0)
 
 
 def _draw(weights: list[Any]) -> None:
-    from torch import inference_mode
+    import torch
 
-    with inference_mode():  # which they were made in
+    with torch.inference_mode():  # which they were made in
         for weight in weights:
-            weight.normal_()
+            weight.copy_(torch.randn(weight.shape, device=weight.device))
 
 
 def measure(engine: str, options: argparse.Namespace, task: dict[str, Any]) -> dict[str, Any]:

@@ -28,19 +28,10 @@ FILES = {
     "attention": {"attention", "one_row_attention", "decode", "prefill", "prefix", "walk"},
     "sampling": {"sample", "sampler", "tiles", "tile_sums", "draw", "filters", "noise", "penalties", "logprobs"},
     "products": {
-        "linear",
-        "linear_one",
-        "linear_small",
-        "linear_fp8",
-        "linear_groups",
-        "linear_four",
-        "stream_groups",
-        "one_row",
-        "moe",
-        "moe_one",
-        "products",
+        "linear", "linear_one", "linear_small", "linear_fp8", "linear_groups", "linear_four", "stream_groups",
+        "one_row", "moe", "moe_one", "products",
     },
-}
+}  # fmt: skip
 # Others' kernels by their names; the first that is found counts.
 NAMES = (
     ("attention", re.compile(r"flash|fmha|attention|sdpa|mha_|BatchDecode|BatchPrefill", re.I)),

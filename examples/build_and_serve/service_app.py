@@ -54,7 +54,7 @@ def make_app(service: FittedService) -> Starlette:
         return JSONResponse(openapi())
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(page(openapi()))
+        return HTMLResponse(page(openapi(), str(request.base_url)))
 
     routes = [Route("/generate", generate, methods=["POST"]), Route("/openapi.json", told), Route("/docs", docs)]
     return Starlette(routes=routes)
@@ -90,12 +90,12 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def page(document: dict[str, Any]) -> str:
-    """Returns the document as a page that needs nothing else."""
+def page(document: dict[str, Any], address: str) -> str:
+    """Returns the document as a page that needs nothing else. address: the service's, as who asks has it."""
     schemas = document["components"]["schemas"].items()
     forms = "".join(f"<h2>{name}</h2><pre>{html.escape(json.dumps(form, indent=2))}</pre>" for name, form in schemas)
     example = json.dumps({"prompts": ["Why does ice float?"], "settings": {"temperature": 0.1, "top_k": 1}})
-    curl = f"curl -X POST localhost:8000/generate -d '{example}'"
+    curl = f"curl -X POST {address}generate -d '{example}'"
     return (
         f"<!doctype html><title>{document['info']['title']}</title><h1>POST /generate</h1>"
         f"<p>Answers a batch of prompts. The whole of it: <a href='/openapi.json'>/openapi.json</a></p>"
@@ -113,4 +113,10 @@ def main(model: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "demo", int(sys.argv[2]) if len(sys.argv) > 2 else 8000)
+    told = sys.argv[2] if len(sys.argv) > 2 else "8000"
+    if not told.isdecimal():
+        sys.exit(f"error: PORT is a number, not {told!r}")
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "demo", int(told))
+    except PenstockError as error:
+        sys.exit(f"error: {error}")

@@ -4,11 +4,13 @@
 set -euo pipefail
 tables=${1:-tables}
 here=$(cd "$(dirname "$0")" && pwd)
-[ -e "$tables/1b.json" ] || ${PYTHON:-python3} "$here/tables.py" "$tables" >/dev/null
+python=${PYTHON:-python3}
+[[ "$python" != */* ]] || python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") # used elsewhere
+"$python" "$here/tables.py" "$tables" >/dev/null
 simulate() {
     echo
     echo "\$ penstock simulate $*"
-    ${PYTHON:-python3} -m penstock simulate "$@" 2> >(grep -v "of virtual time" >&2)
+    "$python" -m penstock simulate "$@" 2> >(grep -v "of virtual time" >&2)
 }
 cd "$tables"
 

@@ -1,4 +1,5 @@
 """Tables of steps by arithmetic, for the plans of docs/scale.md where none were measured: `python tables.py DIR`.
+A table that is there already is left as it is.
 
 Each is of what was measured on H200s and stands in docs/performance.md (a step's products at some rows, K and V at the
 rate at which memory is read, prompts by their products) and nothing finer: `penstock simulate --measure` on a machine
@@ -86,9 +87,13 @@ def table_of(sizes: Sizes) -> StepSeconds:
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python tables.py DIR")
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for name, sizes in SIZES.items():
+        if (folder / f"{name}.json").exists():  # measured, perhaps
+            continue
         machine = BuiltOn(device="NVIDIA H200, by arithmetic", memory_bytes=int(141e9), processor="-", torch="-")
         steps = MeasuredSteps(
             penstock=__version__, model=sizes.model, built_on=machine, tensor_parallel_size=sizes.gpus,

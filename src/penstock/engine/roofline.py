@@ -112,6 +112,7 @@ class Steps:
 def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     """Returns the least time of these steps (Steps.columns), all together."""
     tokens, below = steps["rows"] + steps["chunk"], sizes.layers - 1  # the last layer answers for rows alone
+    share = below / sizes.layers  # of layers in which chunks attend
     products = below * machine.layer_seconds(tokens, sizes.layer_weights)
     products = products + machine.layer_seconds(steps["rows"], sizes.layer_weights)
     head = machine.head_seconds(steps["rows"], sizes.vocab * sizes.hidden)
@@ -119,10 +120,10 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     layers = Counter(sizes.windows)
     full = sizes.layers - layers.total()
     read = full * (steps["own"] + steps["shared"] + steps["chunk_context"])
-    pairs = full * (steps["shared_pairs"] + steps["chunk_pairs"] * below / sizes.layers)
+    pairs = full * (steps["shared_pairs"] + steps["chunk_pairs"] * share)
     for window, count in layers.items():
         read = read + count * (steps[f"own {window}"] + steps[f"chunk_context {window}"])
-        pairs = pairs + count * steps[f"chunk_pairs {window}"] * below / sizes.layers
+        pairs = pairs + count * steps[f"chunk_pairs {window}"] * share
     kv = (read / sizes.layers + tokens) * sizes.kv_numbers * sizes.kv_share * machine.item
     attention = pairs * 4.0 * sizes.heads * sizes.head_dim / machine.best_rate(sizes.layer_weights)
     return float((products + head + attention + (kv + logits) / machine.copy).sum())

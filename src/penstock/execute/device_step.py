@@ -168,7 +168,7 @@ class DeviceStep:
             draws, forces = min(self._draw_size(rows), size), late is not None and late.forced.size > 0
             outcome.logprobs = self._drawn(plan, draws, hidden, forces)
             outcome.tokens = self.draw.sampled_ids[:rows]
-        if plan.chunks is not None and (plan.chunks.prompt_logprobs >= 0).any():
+        if plan.chunks is not None and plan.chunks.scored:
             outcome.prompt_logprobs = self.scorer.score(hidden[size:], plan.chunks)
         return outcome
 
@@ -261,7 +261,7 @@ class DeviceStep:
         """The forward of a step with chunks: a graph, where it is of few kinds and none of its prompts is scored."""
         few, told, graph = self._few_chunks, plan.chunks, None
         assert told is not None
-        scored = bool((told.prompt_logprobs >= 0).any())
+        scored = told.scored
         fits = sizes.few and chunks.context.shape == few.context.shape and not scored
         if self.graphs is not None and fits:
             launch = self._launch_of_few(sizes.rows, sizes.tokens, grouped)

@@ -106,6 +106,11 @@ class Chunks:
     prompt_logprobs: Int32  # [chunks]  -1: none; k: for each token of the chunk, logprobs of the *next* prompt token
     next_token: Int32  # [tokens]  the prompt token after each (scored where prompt_logprobs asks), -1 elsewhere
 
+    @property
+    def scored(self) -> bool:
+        """Whether logprobs of some prompt's tokens are asked for."""
+        return bool((self.prompt_logprobs >= 0).any())
+
 
 @dataclass(slots=True)
 class Drafts:

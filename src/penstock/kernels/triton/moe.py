@@ -239,7 +239,8 @@ def plan_of(tokens: int, of: Experts) -> Plan:
         rows = 64 if rows == 128 and tokens * of.top_k < 250 * of.shape[0] else rows
         return Plan(Cut(rows, 64, 64, 3, 4), Cut(rows, 64 if rows == 16 else 128, 64, 3, 4), True)
     if not eight:
-        outputs, inputs, stages = (128 if rows == 128 else 64), *((64, 4) if rows >= 64 else (128, 3))
+        outputs = 128 if rows == 128 else 64
+        inputs, stages = (64, 4) if rows >= 64 else (128, 3)
         return Plan(Cut(rows, outputs, inputs, stages, warps), Cut(rows, 128, inputs, stages, warps), True)
     form: Form = "pair" if tokens <= MOST_PAIRED else "eight"
     down = Cut(rows, 64, 128, 4, 4, form) if rows == 128 else Cut(rows, 128, 128, 3, 4, form)

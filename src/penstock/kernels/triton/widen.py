@@ -106,35 +106,30 @@ _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
 # e2m1's bits likewise, 2**126 too small. $4: four bytes; $5, $6: their numbers' powers of two; $0 and $1: the numbers
 # in their low halves, $2 and $3: in their high ones. Two multiplications: one number can't hold both powers.
-_FP4_BF16 = tl.constexpr("""{
-    .reg .b32 u, z, a, b, c, d;
-    mov.b32 u, 0x7E807E80;
-    mov.b32 z, 0x80008000;
-    prmt.b32 a, $4, 0, 0x1404;
-    prmt.b32 b, $4, 0, 0x3424;
-    shr.u32 c, a, 6;
-    shr.u32 d, b, 6;
-    and.b32 c, c, 0x01C001C0;
-    and.b32 d, d, 0x01C001C0;
-    lop3.b32 c, a, z, c, 0xEA;
-    lop3.b32 d, b, z, d, 0xEA;
-    fma.rn.bf16x2 c, c, u, z;
-    fma.rn.bf16x2 d, d, u, z;
-    fma.rn.bf16x2 $2, c, $5, z;
-    fma.rn.bf16x2 $3, d, $6, z;
-    shr.u32 c, a, 2;
-    shr.u32 d, b, 2;
-    and.b32 c, c, 0x01C001C0;
-    and.b32 d, d, 0x01C001C0;
-    shl.b32 a, a, 4;
-    shl.b32 b, b, 4;
-    lop3.b32 c, a, z, c, 0xEA;
-    lop3.b32 d, b, z, d, 0xEA;
-    fma.rn.bf16x2 c, c, u, z;
-    fma.rn.bf16x2 d, d, u, z;
-    fma.rn.bf16x2 $0, c, $5, z;
-    fma.rn.bf16x2 $1, d, $6, z;
-}""")
+def _fp4_halves(out: str, more: str) -> str:
+    """The numbers in the upper halves of the bytes that stand in the upper halves of a's and b's 16 bits."""
+    return f"""
+        shr.u32 c, a, 6;
+        shr.u32 d, b, 6;
+        and.b32 c, c, 0x01C001C0;
+        and.b32 d, d, 0x01C001C0;
+        lop3.b32 c, a, z, c, 0xEA;
+        lop3.b32 d, b, z, d, 0xEA;
+        fma.rn.bf16x2 c, c, u, z;
+        fma.rn.bf16x2 d, d, u, z;
+        fma.rn.bf16x2 {out}, c, $5, z;
+        fma.rn.bf16x2 {more}, d, $6, z;"""
+
+
+_FP4_BF16 = tl.constexpr(f"""{{
+        .reg .b32 u, z, a, b, c, d;
+        mov.b32 u, 0x7E807E80;
+        mov.b32 z, 0x80008000;
+        prmt.b32 a, $4, 0, 0x1404;
+        prmt.b32 b, $4, 0, 0x3424;{_fp4_halves("$2", "$3")}
+        shl.b32 a, a, 4;
+        shl.b32 b, b, 4;{_fp4_halves("$0", "$1")}
+    }}""")
 
 
 @triton.jit

@@ -104,8 +104,7 @@ def _float8(by: int, up: str, kind: str) -> tl.constexpr:
 _FLOAT8_BF16 = _float8(4, "0x7B807B80", "bf16x2")
 _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
-# e2m1's bits likewise, 2**126 too small. $4: four bytes; $5, $6: their numbers' powers of two; $0 and $1: the numbers
-# in their low halves, $2 and $3: in their high ones. Two multiplications: one number can't hold both powers.
+
 def _fp4_halves(out: str, more: str) -> str:
     """The numbers in the upper halves of the bytes that stand in the upper halves of a's and b's 16 bits."""
     return f"""
@@ -121,6 +120,8 @@ def _fp4_halves(out: str, more: str) -> str:
         fma.rn.bf16x2 {more}, d, $6, z;"""
 
 
+# e2m1's bits likewise, 2**126 too small. $4: four bytes; $5, $6: their numbers' powers of two; $0 and $1: the numbers
+# in their low halves, $2 and $3: in their high ones. Two multiplications: one number can't hold both powers.
 _FP4_BF16 = tl.constexpr(f"""{{
         .reg .b32 u, z, a, b, c, d;
         mov.b32 u, 0x7E807E80;

@@ -71,7 +71,8 @@ def main() -> None:
         output=np.minimum(np.random.default_rng(0).geometric(1 / MEAN, groups * TAILS), MOST).astype(np.int32),
         limit=np.full(groups, MOST, np.int32), shared=0 * column, header=0 * column, at_once=True,
     )  # fmt: skip
-    fleet = Fleet(load, limits, StepCosts(table, args.table or "about"), args.replicas, shortcuts=not args.plain)
+    costs = StepCosts(table, args.table or "about", "measure a table with more")
+    fleet = Fleet(load, limits, costs, args.replicas, shortcuts=not args.plain)
     begun = time.process_time()
     outcome = fleet.run()
     took = time.process_time() - begun

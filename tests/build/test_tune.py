@@ -37,6 +37,7 @@ class Told:
     speed: Speed = staticmethod(lambda knobs: 1.0)
     room = 9  # models at once
     clock = 0.0
+    table_seconds = 0.0  # that steps may be timed for
 
     def __init__(self, config: Config, folder: Path) -> None:
         if len(self.opened) >= self.room:
@@ -45,7 +46,12 @@ class Told:
         here = {n: getattr(place, n) for n, place in config.places().items()}
         self.knobs = {n: v for n, v in here.items() if v != getattr(usual.places()[n], n)} | config.tuned
         self.opened.append(self.knobs)
-        self.runner = SimpleNamespace(max_batched_tokens=2048, grouping=True)
+        self.runner = SimpleNamespace(max_rows=256, max_batched_tokens=2048, grouping=True)
+
+    @staticmethod
+    def time_steps(runner: Any, first: Sequence[Any], seconds: float) -> StepSeconds:
+        Told.table_seconds = seconds
+        return StepSeconds()
 
     def __enter__(self) -> Told:
         return self
@@ -77,7 +83,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]:
         monkeypatch.setattr(tune_file, "OpenModel", Told)
         monkeypatch.setattr(tune_file, "find_device", lambda name: torch.device(device))
         monkeypatch.setattr(tune_file, "tune_kernels", lambda *_: found)
-        monkeypatch.setattr(tune_file, "time_steps", lambda *_: StepSeconds())
+        monkeypatch.setattr(tune_file, "time_steps", Told.time_steps)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(tune_file, "find_ops", gpu_ops)
         work = shape_work(WorkShape(16, 8, 10), read_model_config(model_folder()), 2304)
@@ -99,6 +105,13 @@ def test_nothing_wins_and_the_defaults_stay(tuned: Callable[..., Tuned]) -> None
     assert all(d.chosen == d.default and d.won_percent == 0 for d in found.decisions)
     (expected,) = found.expected
     assert expected.output_tokens_per_second == pytest.approx(1000) and expected.share_of_limit == 0.25
+
+
+@pytest.mark.parametrize(("device", "least"), [("cpu", 160.0), ("cuda", 30.0)])
+def test_time_that_knobs_leave_is_the_tables(tuned: Callable[..., Tuned], device: str, least: float) -> None:
+    """Of five minutes; on a GPU what is left is for knobs that a model is opened with."""
+    tuned(lambda knobs: 1.0, device=device, tune_minutes=5.0)
+    assert least <= Told.table_seconds < least + 20.0
 
 
 def test_a_winner_is_taken_and_the_next_is_tried_with_it(tuned: Callable[..., Tuned]) -> None:

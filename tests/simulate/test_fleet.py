@@ -14,7 +14,7 @@ from penstock.simulate.modelled_outputs import END, VOCABULARY
 from penstock.simulate.scaling import Scaling
 from penstock.simulate.step_costs import StepCosts
 
-COSTS = StepCosts(made_table(), "made")
+COSTS = StepCosts(made_table(), "made", "measure more")
 LIMITS = SchedulerConfig(
     num_blocks=4096, max_rows=64, max_model_len=2048, max_batched_tokens=512, mask_slots=1, vocab_size=VOCABULARY,
     eos_token_ids=(END,),

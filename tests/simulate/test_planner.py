@@ -56,6 +56,7 @@ def test_a_job_over_many_replicas_counts_each(engine: SimulatedEngine) -> None:
     assert (many.simulated, many.gpus, many.figures.requests) == (2, 4000, 10**9)
     assert many.figures.seconds == pytest.approx(one.figures.seconds / 4000, rel=0.05)
     assert many.figures.gpu_seconds == pytest.approx(one.figures.gpu_seconds, rel=0.05)
+    assert planner(engine, requests=97).answer(10).figures.requests == 97, "some replicas have a request less"
     rows, steps = 4, step_seconds(4, 80)
     assert many.figures.output_rate < 4000 * rows / steps
 

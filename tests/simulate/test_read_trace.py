@@ -53,7 +53,7 @@ def test_what_a_run_wrote(tmp_path: Path, name: str) -> None:
         {"id": "b", "error": "too long"},
     )
     assert read_trace(tmp_path / name, 80) == [TraceRow(None, 80, [12, 30])]
-    with pytest.raises(UsageError, match="line 1: a run's rows don't say how long prompts were: say it by --prompt-to"):
+    with pytest.raises(UsageError, match=r"^the rows of a run don't say how long prompts were: say it by --prompt-to"):
         read_trace(tmp_path / name)
 
 

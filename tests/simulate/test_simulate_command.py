@@ -6,15 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 from made_artifact import edit, make_artifact
-from made_steps import made_file, made_table
+from made_steps import made_file, made_table, step_seconds
 from typer.testing import CliRunner, Result
 
+from penstock.artifact.manifest import BuiltFor, StepSeconds
 from penstock.artifact.step_file import read_steps
 from penstock.cli import app
+from penstock.execute.step_table import TimedStep, steps_like
 
 pytestmark = pytest.mark.torch
 
@@ -50,7 +54,7 @@ def test_json_for_programs(table: Path) -> None:
 def test_two_tables_are_compared_by_gpus(table: Path, tmp_path: Path) -> None:
     other = made_file(tmp_path, "tp2.json", tensor_parallel_size=2)
     found = simulate("--table", table, "--table", other, *OPEN, "--goal", "ttft_p95=0.5")
-    assert f"fewest with 1 GPUs, {table}: --tensor-parallel-size 1 --data-parallel-size 1" in found.stdout
+    assert f"fewest with 1 GPU, {table}: --tensor-parallel-size 1 --data-parallel-size 1" in found.stdout
     strange = made_file(tmp_path, "strange.json", model="another")
     refused = simulate("--table", table, "--table", strange, *OPEN)
     assert refused.exit_code == 2 and "the tables are of different models (another, made)" in refused.stderr
@@ -92,6 +96,31 @@ def test_an_artifact_has_a_table_or_says_that_it_has_none(tmp_path: Path) -> Non
     edit(folder, step_seconds=made_table(), price=4.0)
     (found,) = json.loads(simulate("--artifact", folder, *OPEN, "--json").stdout)
     assert (found["gpus"], found["model"], found["cost_hour"]) == (2, "demo", pytest.approx(4.0))
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [(16, ("--requests", 64)), (16, ("--rate", 20, "--seconds", 2)), (128, ("--samples", 8, "--requests", 16))],
+)
+def test_the_steps_of_a_work_answer_for_it(tmp_path: Path, samples: int, words: tuple[object, ...]) -> None:
+    """A build with little time times these alone; for more rows than it was built for it says how to time more."""
+    facts = BuiltFor(
+        told="64x32:16", prompts=16, samples=samples, concurrency=16, prompt_tokens=64, longest_prompt=64,
+        output_tokens=32, longest_output=32, shared_tokens=0,
+    )  # fmt: skip
+    runner: Any = SimpleNamespace(max_rows=64, max_batched_tokens=512, grouping=True)
+    steps = steps_like(facts, runner)
+    took = [step_seconds(step.rows, step.context + step.shared, step.prompt_tokens) for step in steps]
+    columns: Any = {name: [getattr(step, name) for step in steps] for name in TimedStep._fields}
+    folder = make_artifact(tmp_path / "built", max_num_seqs=16)
+    edit(folder, step_seconds=StepSeconds(**columns, seconds=took, engine=made_table().engine))
+    asked = ("--artifact", folder, "--shape", "64x32", *words)
+    found = simulate(*asked, "--max-num-seqs", 16, "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)[0]["output_rate"] > 0
+    if "--rate" not in words:
+        refused = simulate(*asked)
+        assert refused.exit_code == 2 and f"penstock build --retune {folder} --tune-minutes N" in refused.stderr
 
 
 def test_a_table_is_measured_and_simulated_with(tmp_path: Path) -> None:

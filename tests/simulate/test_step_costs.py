@@ -30,7 +30,7 @@ def plan_of(
 
 @pytest.fixture(scope="module")
 def costs() -> StepCosts:
-    return StepCosts(made_table(), "made")
+    return StepCosts(made_table(), "made", "measure more")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 16, 40, 64])
@@ -74,7 +74,7 @@ def test_prefixes_in_steps_of_few_rows_and_of_many(rows: int, extra: float) -> N
         seconds=[1.0 + dict(timed[2:])[count] * shared for count, _, shared in columns],
     )
     plan = plan_of([100] * rows, groups=[(8, 100)] * (rows // 8))
-    assert StepCosts(table, "made").seconds(plan) == pytest.approx(1.0 + extra, rel=1e-6)
+    assert StepCosts(table, "made", "measure more").seconds(plan) == pytest.approx(1.0 + extra, rel=1e-6)
 
 
 @pytest.mark.parametrize(("rows", "extra"), [(16, 0.4), (40, 0.7), (64, 1.0)])
@@ -84,7 +84,7 @@ def test_rows_whose_contexts_lie_apart_take_longer(rows: int, extra: float) -> N
         rows=[16, 16, 64, 64, 16, 64], context=[0, 1000, 0, 1000, 500, 500], prompt_tokens=[0] * 6,
         spread=[0, 0, 0, 0, 400, 400], seconds=[1.0, 1.0, 1.0, 1.0, 1.4, 2.0],
     )  # fmt: skip
-    costs = StepCosts(table, "made")
+    costs = StepCosts(table, "made", "measure more")
     for apart in (400, 200, 0):
         lengths = np.linspace(500 - apart, 500 + apart, 2 * rows + 1).round().astype(int)[1::2].tolist()
         plan = plan_of(lengths)
@@ -101,10 +101,10 @@ def test_what_a_step_only_waits_for_its_launch() -> None:
         rows=[8] * 3, context=[0, 1000, 0], prompt_tokens=[0, 0, 100], prompt_length=[0, 0, 100],
         seconds=[2.0, 2.0, 8.0], device_seconds=[2.0, 2.0, 3.0],
     )  # fmt: skip
-    costs, plan = StepCosts(table, "made"), plan_of([0] * 8, [(0, 100)])
+    costs, plan = StepCosts(table, "made", "measure more"), plan_of([0] * 8, [(0, 100)])
     assert costs.waits(plan) == pytest.approx(5.0) and costs.waits(plan_of([0] * 8)) == 0.0
     assert costs.seconds(plan) == pytest.approx(8.0) and costs.waits(plan_of([0] * 8, [(0, 50)])) == pytest.approx(2.5)
-    assert StepCosts(made_table(), "without").waits(plan_of([64] * 8, [(0, LENGTH)])) == 0.0
+    assert StepCosts(made_table(), "without", "measure more").waits(plan_of([64] * 8, [(0, LENGTH)])) == 0.0
 
 
 def test_steps_that_follow_each_other_take_what_each_takes(costs: StepCosts) -> None:
@@ -113,13 +113,15 @@ def test_steps_that_follow_each_other_take_what_each_takes(costs: StepCosts) -> 
 
 
 def test_what_the_table_lacks_is_refused_by_name(costs: StepCosts) -> None:
-    with pytest.raises(UsageError, match=r"made has steps of at most 64 rows, .* 65 rows at 10 tokens each: measure"):
+    with pytest.raises(
+        UsageError, match=r"made has steps of 1 to 64 rows, .* 65 rows at 10 tokens each: measure more, or"
+    ):
         costs.seconds(plan_of([10] * 65))
     with pytest.raises(UsageError, match=r"at most 1,900 tokens each at so many rows, .* 4 rows at 4,000 tokens each"):
         costs.seconds(plan_of([4000] * 4))
     with pytest.raises(UsageError, match="made has no steps of 2,000 prompt tokens beside 1 rows"):
         costs.seconds(plan_of([10], [(0, 2000)]))
-    alone = StepCosts(made_table(groups=False), "alone")
+    alone = StepCosts(made_table(groups=False), "alone", "measure more")
     with pytest.raises(UsageError, match="alone has no steps of rows that share a prefix"):
         alone.seconds(plan_of([300] * 4, groups=[(4, 256)]))
 
@@ -127,7 +129,7 @@ def test_what_the_table_lacks_is_refused_by_name(costs: StepCosts) -> None:
 def test_a_table_with_one_context_says_nothing_of_rows() -> None:
     table = StepSeconds(rows=[1, 4], context=[64, 64], prompt_tokens=[0, 0], seconds=[1e-3, 2e-3])
     with pytest.raises(UsageError, match="made times no step of rows at two contexts"):
-        StepCosts(table, "made")
+        StepCosts(table, "made", "measure more")
 
 
 def test_the_made_table_is_one() -> None:

@@ -111,8 +111,9 @@ class Tuner:
             for place, (name, candidates) in enumerate(waiting):
                 share = (self._end - self._clock()) / (len(waiting) + len(reopened) - place)
                 self._try(name, candidates, share, partial(self._timed, model, runs, name))
-            steps = [step for work in self._works for step in steps_like(work.facts())]
-            table = time_steps(model.runner, steps, self._seconds * TABLE_SHARE)
+            steps = [step for work in self._works for step in steps_like(work.facts(), model.runner)]
+            unspent = 0.0 if reopened else max(0.0, self._end - self._clock())
+            table = time_steps(model.runner, steps, self._seconds * TABLE_SHARE + unspent)
         for place, (name, value) in enumerate(reopened):
             self._try_reopened(name, value, runs, (self._end - self._clock()) / (len(reopened) - place))
         expected = self._compare(runs)

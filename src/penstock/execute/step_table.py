@@ -78,12 +78,21 @@ def held_by(runner: TorchRunner) -> TimedEngine:
     )
 
 
-def steps_like(facts: BuiltFor) -> list[TimedStep]:
-    """Returns the steps that a work is most of: its rows at their beginning and at their end, and its prompts."""
-    prompts = min(facts.prompt_tokens * facts.concurrency, 8192)
-    contexts = (facts.prompt_tokens, facts.prompt_tokens + facts.output_tokens)
-    rows = [TimedStep(facts.concurrency, context) for context in contexts]
-    return [*rows, TimedStep(0, 0, prompts, min(facts.prompt_tokens, prompts))]
+def steps_like(facts: BuiltFor, runner: TorchRunner) -> list[TimedStep]:
+    """Returns the steps that a work is made of: one row and all its rows, at their beginning and at their end; its
+    prompts, alone and beside them; the prefix that rows share. A table of these alone answers for that work."""
+    rows = min(facts.concurrency, runner.max_rows, runner.max_batched_tokens - 1)
+    length, end = facts.prompt_tokens, facts.prompt_tokens + facts.output_tokens
+    prompts = min(length * facts.concurrency, 8192, runner.max_batched_tokens - rows)
+    usual, own = min(USUAL_PROMPT, prompts), min(length, prompts)
+    steps = [TimedStep(count, context) for count in (rows, 1) for context in (length, end)]
+    steps += [TimedStep(0, 0, prompts, own), TimedStep(0, 0, prompts, usual), TimedStep(rows, length, prompts, usual)]
+    if facts.shares and runner.grouping:
+        siblings = facts.samples // facts.prompts
+        members, shared = (siblings, length) if siblings > 1 else (rows, facts.shared_tokens)
+        if shared >= BLOCK_SIZE:
+            steps.append(TimedStep(rows, FEW, 0, 0, shared // BLOCK_SIZE * BLOCK_SIZE, min(members, rows)))
+    return steps
 
 
 def _grid(runner: TorchRunner) -> Iterator[TimedStep]:

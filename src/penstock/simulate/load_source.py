@@ -73,11 +73,12 @@ class LoadSource:
         what = options.trace.name if options.trace else f"{options.shape} tokens ({options.lengths})"
         what += f", {options.samples:,} samples each" if options.samples > 1 else ""
         if options.requests is not None:
-            return f"a job of {options.requests:,} requests, {what}"
+            return f"a job of {options.requests:,} request{'s' * (options.requests != 1)}, {what}"
         if options.rate is None:
             return f"{what}, as it came" + self._times
-        rate = f"{options.rate * options.load_times:g} requests/s"
-        return f"{rate}{f' by a curve of {len(options.curve)} parts' if options.curve else ''}, {what}"
+        rate = options.rate * options.load_times
+        curve = f" by a curve of {len(options.curve)} parts" if options.curve else ""
+        return f"{rate:g} request{'s' * (rate != 1)}/s{curve}, {what}"
 
     @property
     def _times(self) -> str:

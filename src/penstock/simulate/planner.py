@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -121,17 +121,17 @@ class Planner:
         each = float(np.mean(self.source.job(min(total, 1000)).samples))
         enough = math.ceil(TURNS_OF_ROWS * engine.limits.max_rows / each)
         if share <= enough:
-            return _times(self._some(simulated, min(total, simulated * share))[0], replicas / simulated)
+            return _times(self._some(simulated, min(total, simulated * share))[0], replicas / simulated, total)
         some, rate = self._some(simulated, simulated * enough)
         tokens = some.output_rate * some.seconds
         more = tokens * (share / enough - 1)  # tokens
         seconds = some.seconds + more / rate
         figures = FleetFigures(
-            requests=round(total * simulated / replicas), seconds=seconds, output_rate=(tokens + more) / seconds,
+            requests=simulated * share, seconds=seconds, output_rate=(tokens + more) / seconds,
             busy=(some.busy * some.seconds + more / rate) / seconds, gpu_seconds=seconds * simulated * engine.gpus,
             preemptions=some.preemptions,
         )  # fmt: skip
-        return _times(figures, replicas / simulated)
+        return _times(figures, replicas / simulated, total)
 
     def _some(self, replicas: int, requests: int) -> tuple[FleetFigures, float]:
         """Figures of so many requests, and the tokens a second of their middle."""
@@ -172,10 +172,13 @@ class Planner:
             )
 
 
-def _times(figures: FleetFigures, factor: float) -> FleetFigures:
-    """The figures of so many times as many replicas, each with the same share."""
-    figures = FleetFigures(**{name: getattr(figures, name) for name in FleetFigures.__slots__})
-    figures.requests = round(figures.requests * factor)
-    figures.output_rate *= factor
-    figures.gpu_seconds *= factor
-    return figures
+def _times(figures: FleetFigures, factor: float, total: int | None = None) -> FleetFigures:
+    """The figures of so many times as many replicas, each with the same share. total: requests of a job, of which the
+    last share of each replica may be less."""
+    requests = round(figures.requests * factor) if total is None else total
+    return replace(
+        figures,
+        requests=requests,
+        output_rate=figures.output_rate * factor * (1.0 if total is None else total / (figures.requests * factor)),
+        gpu_seconds=figures.gpu_seconds * factor,
+    )

@@ -46,6 +46,8 @@ def read_trace(path: Path, prompt_tokens: int | None = None) -> list[TraceRow]:
         try:
             if (found := _row(row, prompt_tokens)) is not None:
                 rows.append(found)
+        except UsageError:
+            raise  # of the file, not of a row
         except (ValueError, TypeError, KeyError) as error:
             bad.add(number, f"{path.name} line {number}: {_why(error)}")
     bad.refuse()
@@ -101,7 +103,9 @@ def _row(row: Any, prompt_tokens: int | None) -> TraceRow | None:
     if "outputs" in row or "error" in row:
         outputs = [_count(each["token_count"], "token_count") for each in row.get("outputs", ())]
         if prompt_tokens is None:
-            raise ValueError("a run's rows don't say how long prompts were: say it by --prompt-tokens")
+            raise UsageError(
+                "the rows of a run don't say how long prompts were: say it by --prompt-tokens", param="trace"
+            )
         return TraceRow(None, prompt_tokens, outputs) if outputs else None
     if strange := sorted(row.keys() - _KNOWN):
         raise ValueError(f"{strange[0]} is not known: known are {', '.join(sorted(_KNOWN))}")

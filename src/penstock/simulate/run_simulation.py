@@ -82,7 +82,7 @@ def _best(answers: Sequence[FleetAnswer]) -> str:
     for told in dict.fromkeys(answer.told for answer in answers):
         best = min((answer for answer in answers if answer.told == told), key=lambda answer: answer.gpus)
         shape = f"--tensor-parallel-size {best.engine.gpus} --data-parallel-size {best.replicas}"
-        lines.append(f"{told}: fewest with {best.gpus:,} GPUs, {best.engine.name}: {shape}")
+        lines.append(f"{told}: fewest with {best.gpus:,} GPU{'s' * (best.gpus > 1)}, {best.engine.name}: {shape}")
     return "\n".join(lines)
 
 

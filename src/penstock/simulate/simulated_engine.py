@@ -70,9 +70,16 @@ def open_engine(path: Path, knobs: Mapping[str, Any], model: str | None = None) 
         name=name,
         steps=steps,
         limits=_limits(name, engine, config),
-        costs=StepCosts(steps.step_seconds, name),
+        costs=StepCosts(steps.step_seconds, name, _way_to_more(path)),
         steps_ahead=config.schedule.steps_ahead if "steps_ahead" in knobs else steps.steps_ahead,
     )
+
+
+def _way_to_more(path: Path) -> str:
+    """Says how a table of more steps is made."""
+    if path.is_dir():
+        return f"time more (penstock build --retune {path} --tune-minutes N, with more minutes)"
+    return "measure a table with more (penstock simulate --measure)"
 
 
 def _limits(name: str, engine: TimedEngine, config: Config) -> SchedulerConfig:

@@ -76,7 +76,9 @@ def _cells(answer: FleetAnswer, price: float | None) -> dict[str, str]:
     if not figures.times:
         cells["done in"] = duration(figures.seconds) if figures.seconds >= 60 else _seconds(figures.seconds)
     if answer.counts:
-        cells["replicas"] = f"{min(n for _, n in answer.counts)} to {max(n for _, n in answer.counts)}"
+        least, most = (of(n for _, n in answer.counts) for of in (min, max))
+        cells["replicas"], each = f"{least} to {most}", answer.engine.gpus
+        cells["GPUs"] = f"{least * each} to {most * each}"
         cells["GPU hours"] = f"{figures.gpu_seconds / 3600:,.1f}"
     if cost:
         cells["cost"] = (

@@ -112,10 +112,10 @@ class _Groups:
 
 
 class StepCosts:
-    """A table, made ready. name: where it is from, for who is refused."""
+    """A table, made ready. name: where it is from, and more: how a table with more is made, for who is refused."""
 
-    def __init__(self, table: StepSeconds, name: str) -> None:
-        self._name = name
+    def __init__(self, table: StepSeconds, name: str, more: str) -> None:
+        self._name, self._more = name, more
         none = [0] * len(table.rows)
         columns = (table.rows, table.context, table.prompt_tokens, table.prompt_length or none, table.shared or none,
                    table.members or none, table.spread or none)  # fmt: skip
@@ -128,7 +128,7 @@ class StepCosts:
                 plain[rows][context] = seconds
         self._plain = _Sheet(plain)
         if not self._plain.rows:
-            raise UsageError(f"{name} times no step of rows at two contexts: measure it again")
+            raise UsageError(f"{name} times no step of rows at two contexts: {more}")
         self._spread_rows, self._by_spread = self._spread_timed()
         self._prompts, self._waits = map(_Sheet, self._beside(device))
         self._by_prompt, self._by_pair = self._by_length()
@@ -167,12 +167,12 @@ class StepCosts:
     def _check(self, rows: int, context: float) -> None:
         """Refuses a step of so many rows at this mean context where the table says nothing of it."""
         if context > (reach := self._plain.reach(rows)):
+            few, many = self._plain.rows[0], self._plain.rows[-1]
             has = f"{reach / BEYOND:,.0f} tokens each at so many rows"
-            has = has if reach >= 0 else f"{self._plain.rows[-1]:,} rows"
+            has = f"of at most {has}" if reach >= 0 else f"of {few:,} to {many:,} rows" if few < many else f"of {few:,}"
             raise UsageError(
-                f"{self._name} has steps of at most {has}, and this load makes one of {rows:,} rows at "
-                f"{context:,.0f} tokens each: measure a table with more, or bound it (--max-num-seqs, "
-                "--max-model-len)"
+                f"{self._name} has steps {has}, and this load makes one of {rows:,} rows at {context:,.0f} tokens "
+                f"each: {self._more}, or bound it (--max-num-seqs, --max-model-len)"
             )
 
     def _apart(self, plan: StepPlan) -> float:
@@ -189,8 +189,8 @@ class StepCosts:
     def _chunks(self, rows: int, tokens: int, chunks: Chunks) -> float:
         if tokens > self._prompts.reach(rows):
             raise UsageError(
-                f"{self._name} has no steps of {tokens:,} prompt tokens beside {rows:,} rows: measure a table with "
-                "them, or bound them (--max-num-batched-tokens)"
+                f"{self._name} has no steps of {tokens:,} prompt tokens beside {rows:,} rows: {self._more}, or bound "
+                "them (--max-num-batched-tokens, --max-num-seqs)"
             )
         sizes = np.diff(chunks.start).astype(np.int64)
         pairs = int((sizes * chunks.context + sizes * (sizes + 1) // 2).sum())
@@ -205,8 +205,8 @@ class StepCosts:
         pairs, rows = members * plan.group_length.astype(np.int64), plan.rows.size
         if not self._groups:
             raise UsageError(
-                f"{self._name} has no steps of rows that share a prefix, and this load makes some: measure it again, "
-                "or leave sharing out (--prefix-groups off)"
+                f"{self._name} has no steps of rows that share a prefix, and this load makes some: {self._more}, or "
+                "leave sharing out (--prefix-groups off)"
             )
         # As many of these groups as the timed step had rows for; straight between, past both ends by the row.
         seconds = np.array([each.seconds(members, pairs) * each.rows / rows for each in self._groups])

@@ -1,10 +1,12 @@
 """What Ray costs: a service under Ray Serve against `penstock serve`, a job on two workers against two plain runs of
 half the file; by turns, medians. The demo model on this machine's CPU; the first answer from zero replicas beside it.
 
-    python benchmarks/on_ray.py [--turns 5] [--only serve jobs] [--json]
+    python benchmarks/on_ray.py [--turns 3] [--only serve jobs] [--json]
 
 A burst is --streams streams at once, of --tokens tokens each; its rate runs from the first byte sent to the last one
-that came. Each engine has one thread, so that both sides have as many; the client has what is left.
+that came. Both services are up, bursts alternate between them, and all of Ray's processes are stopped while the plain
+one works: turns of a process each told little, since a machine's pace drifts by more than Ray costs. Each engine has
+one thread, so that both sides have as many; the client has what is left.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ PATH = "/v1/completions"
 CORES = 2  # of which a worker, or a plain run, has half
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
 PENSTOCK = (sys.executable, "-m", "penstock")
+KINDS = ("plain", "ray")
+PAUSE = 0.1  # seconds
 
 
 @contextmanager
@@ -89,22 +93,52 @@ def _itself(stream: Stream) -> Stream:
     return stream
 
 
-def serve_turn(kind: str, args: argparse.Namespace) -> dict[str, float]:
-    """One server's figures: medians over its bursts, the first of which warms it."""
-    port = free_port()
-    on_ray = ("deploy", "ray", "--model", "demo", "--min-replicas", "0", "--max-replicas", "1", "--port", str(port))
-    words = ("serve", "demo", "--port", str(port)) if kind == "plain" else on_ray
-    with service(*words):
-        began = time.monotonic()
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{port}{PATH}", body(4, 1), {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(asked, timeout=120) as answer:
-            answer.read()
-        first = time.monotonic() - began
-        told = [asyncio.run(burst(port, args.streams, args.tokens)) for _ in range(args.bursts + 1)][1:]
-    rates, firsts = zip(*told, strict=True)
-    return {"tok_s": statistics.median(rates), "first_ms": statistics.median(firsts), "from_zero_s": first}
+def serve_turn(args: argparse.Namespace) -> dict[str, Any]:
+    """Bursts of both services by turns: (rate, first token) of each, and seconds of the first answer from zero."""
+    ports = {kind: free_port() for kind in KINDS}
+    deploy = ("deploy", "ray", "--model", "demo", "--min-replicas", "0", "--max-replicas", "1")
+    with service("serve", "demo", "--port", str(ports["plain"])):
+        _ask(ports["plain"])
+        here = processes()
+        with service(*deploy, "--port", str(ports["ray"])):
+            from_zero = _ask(ports["ray"])
+            found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+            for number in range(args.bursts + 1):
+                for kind in reversed(KINDS) if number % 2 else KINDS:
+                    with stopped(processes() - here if kind == "plain" else set()):
+                        found[kind].append(asyncio.run(burst(ports[kind], args.streams, args.tokens)))
+    return {kind: bursts[1:] for kind, bursts in found.items()} | {"from_zero_s": from_zero}
+
+
+def _ask(port: int) -> float:
+    """Seconds until a short answer is whole."""
+    began = time.monotonic()
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}{PATH}", body(4, 1), {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        answer.read()
+    return time.monotonic() - began
+
+
+def processes() -> set[int]:
+    return {int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()}
+
+
+@contextmanager
+def stopped(numbers: set[int]) -> Iterator[None]:
+    """Processes that do nothing meanwhile, and have a moment to come back."""
+    for number in numbers:
+        _signal(number, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            _signal(number, signal.SIGCONT)
+        time.sleep(PAUSE)
+
+
+def _signal(number: int, what: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # a short one, gone meanwhile
+        os.kill(number, what)
 
 
 def jobs_turn(kind: str, args: argparse.Namespace) -> float:
@@ -135,31 +169,29 @@ def jobs_turn(kind: str, args: argparse.Namespace) -> float:
 
 def figures(args: argparse.Namespace) -> dict[str, Any]:
     told: dict[str, Any] = {"turns": args.turns, "cores": len(os.sched_getaffinity(0))}
-    kinds = ("plain", "ray")
     if "serve" in args.only:
-        turns = [{kind: serve_turn(kind, args) for kind in kinds} for _ in range(args.turns)]
-        for kind in kinds:
-            told[kind] = {
-                name: round(statistics.median(turn[kind][name] for turn in turns), 3) for name in turns[0][kind]
-            }
-        ratios = [turn["ray"]["tok_s"] / turn["plain"]["tok_s"] for turn in turns]
-        waits = [turn["ray"]["first_ms"] - turn["plain"]["first_ms"] for turn in turns]
-        told["ray_over_plain"] = round(statistics.median(ratios), 3)
-        told["first_ms_more"] = round(statistics.median(waits), 2)
+        turns = [serve_turn(args) for _ in range(args.turns)]
+        pairs = [pair for turn in turns for pair in zip(*(turn[kind] for kind in KINDS), strict=True)]
+        for place, kind in enumerate(KINDS):
+            rates, firsts = zip(*(pair[place] for pair in pairs), strict=True)
+            told[kind] = {"tok_s": round(statistics.median(rates)), "first_ms": round(statistics.median(firsts), 2)}
+        told["from_zero_s"] = round(statistics.median(turn["from_zero_s"] for turn in turns), 3)
+        told["ray_over_plain"] = round(statistics.median(ray[0] / plain[0] for plain, ray in pairs), 3)
+        told["first_ms_more"] = round(statistics.median(ray[1] - plain[1] for plain, ray in pairs), 2)
     if "jobs" in args.only:
-        rates = [{kind: jobs_turn(kind, args) for kind in kinds} for _ in range(args.turns)]
-        told["jobs"] = {kind: round(statistics.median(turn[kind] for turn in rates)) for kind in kinds}
+        rates = [{kind: jobs_turn(kind, args) for kind in KINDS} for _ in range(args.turns)]
+        told["jobs"] = {kind: round(statistics.median(turn[kind] for turn in rates)) for kind in KINDS}
         told["jobs"]["ray_over_plain"] = round(statistics.median(turn["ray"] / turn["plain"] for turn in rates), 3)
     return told
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=["serve", "jobs"], choices=["serve", "jobs"])
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--bursts", type=int, default=5)
+    parser.add_argument("--bursts", type=int, default=30, help="of each service in a turn")
     parser.add_argument("--rows", type=int, default=1500)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

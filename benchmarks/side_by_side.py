@@ -1,16 +1,19 @@
-"""Penstock and vLLM side by side: one machine, one model folder, the same prompts, each through its own `LLM`.
+"""Engines side by side: one machine, one model folder, the same prompts, each through its own `LLM`.
 
     python benchmarks/side_by_side.py --out DIR --shape llama-3-8b --work big --work big-1000 --vllm-site vllm_site \
-        --knob quantization=fp8 --knob kv_cache_dtype=fp8 --turns 2
+        --knob quantization=fp8 --knob kv_cache_dtype=fp8
     python benchmarks/side_by_side.py --out DIR --shape qwen3-30b-a3b --work big --spread-experts --engine penstock
     git archive COMMIT src | tar x -C .other    # an earlier Penstock, in a folder that git ignores
-    python benchmarks/side_by_side.py --out DIR --work 128-1024 --shape llama-3.2-1b --engine penstock --other .other
+    python benchmarks/side_by_side.py --out DIR --shape llama-3.2-1b --work monkeys --work 128-1024 --engine penstock \
+        --other .other --together --knob kv_cache_tokens=1300000 --knob gpu_memory_utilization=0.97
 
-Each engine opens the folder in a process of its own, draws its own weights, runs every work small once and then as
-often as `--turns` says, and is ended before the next one opens. A row a work: output tokens a second, the best of the
-turns, and how many times as much the first engine makes. The works are those of shapes.py whose prompts are token ids;
-answers are as long as asked. What a knob is called is the same for all; `--vllm-knob` is vLLM's alone. vLLM's other
-knobs are those that it ran best with here. `--other` is the Penstock of another tree. It asserts nothing.
+Each engine opens the folder in a process of its own, draws its own weights, and runs every work small once and then as
+often as `--turns` says: one engine after the other, or with `--together` all open at once and by turns (here, there;
+there, here), so that a machine whose pace drifts favours nobody. They share the memory then, so say how much each has.
+A row a work: output tokens a second, the best of the turns, and how many times as much the first engine makes. The
+works are those of shapes.py; what has no end of its own is as long as asked. What a knob is called is the same for all;
+`--vllm-knob` is vLLM's alone, whose other knobs are those that it ran best with here. `--other` is the Penstock of
+another tree. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -34,30 +37,39 @@ VLLM = {
     "max_num_seqs": 1024, "gpu_memory_utilization": 0.85, "async_scheduling": True, "disable_log_stats": True,
     "compilation_config": GRAPHS,
 }  # fmt: skip
-FEW = 4  # prompts, to warm up
+FEW, SHORT = 4, 8  # prompts, and tokens of an answer, to warm up
 TOLD = "FIGURES "  # what a line of an engine's process begins with
 
 
+# --- in an engine's process
+
+
 def run_engine(task: dict[str, Any]) -> None:
-    """In a process of its own: opens the engine's `LLM`, runs the works, prints a line of figures for each."""
+    """Opens the engine's `LLM`, then runs for each line that it is sent that work, and prints its rate."""
     engine = import_module("vllm" if task["engine"] == "vllm" else "penstock")
     begun = time.perf_counter()
     llm = engine.LLM(model=task["model"], **task["knobs"])
     if task["spread_experts"]:
         spread_experts(task["engine"], llm)
     tell({"version": getattr(engine, "__version__", "?"), "opened": time.perf_counter() - begun})
-    for work in task["works"]:
-        prompts = [{"prompt_token_ids": ids} for ids in work["prompts"][:FEW]]
-        few = engine.SamplingParams(**work["sampling"] | {"max_tokens": 8})
-        llm.generate(prompts, few, use_tqdm=False)
-        rates = []
-        for turn in range(task["turns"]):  # another token at the beginning: nothing is cached
-            asked = [{"prompt_token_ids": [turn + 1, *ids[1:]]} for ids in work["prompts"]]
-            begun = time.perf_counter()
-            outs = llm.generate(asked, engine.SamplingParams(**work["sampling"]), use_tqdm=False)
-            seconds = time.perf_counter() - begun
-            rates.append(sum(len(each.token_ids) for out in outs for each in out.outputs) / seconds)
-        tell({work["name"]: rates})
+    works = {work["name"]: work for work in task["works"]}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        work, turn = works[asked["work"]], asked["turn"]
+        prompts, sampling = work["prompts"], work["sampling"]
+        if turn == 0:
+            prompts = prompts[:FEW]
+            sampling = sampling | {"max_tokens": SHORT, "n": min(sampling["n"], FEW)}
+        prompts = [_anew(prompt, turn) for prompt in prompts]
+        begun = time.perf_counter()
+        outs = llm.generate(prompts, engine.SamplingParams(**sampling), use_tqdm=False)
+        seconds = time.perf_counter() - begun
+        tell({"rate": sum(len(each.token_ids) for out in outs for each in out.outputs) / seconds})
+
+
+def _anew(prompt: Any, turn: int) -> Any:
+    """The prompt with another beginning at each turn: nothing of it is cached."""
+    return f"({turn}) {prompt}" if isinstance(prompt, str) else {"prompt_token_ids": [turn + 1, *prompt[1:]]}
 
 
 def tell(figures: dict[str, Any]) -> None:
@@ -89,54 +101,118 @@ def _draw(weights: list[Any]) -> None:
             weight.copy_(torch.randn(weight.shape, device=weight.device))
 
 
-def measure(engine: str, options: argparse.Namespace, task: dict[str, Any]) -> dict[str, Any]:
-    """Returns an engine's figures, and what went wrong. What else it says goes to a log."""
-    path, log = options.out / f"{engine}.json", options.out / f"{engine}.log"
-    path.write_text(json.dumps(task))
-    environment = {**os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # which apply_model asks for
-    first = {"vllm": options.vllm_site, OTHER: options.other and options.other / "src"}.get(engine)
-    if first is not None:
-        paths = [str(first.resolve()), *filter(None, [environment.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-    words, found = [sys.executable, __file__, "--task", str(path)], dict[str, Any]()
-    with log.open("w") as file:
-        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True, env=environment)
-        assert child.stdout is not None
-        for line in child.stdout:
+# --- who asks
+
+
+class Engine:
+    """An engine's process. told: its figures; `failed` among them once it has ended too early. What else it says goes
+    to a log."""
+
+    def __init__(self, name: str, options: argparse.Namespace, task: dict[str, Any]) -> None:
+        self.name, self.told = name, dict[str, Any]()
+        path, self.log = options.out / f"{name}.json", options.out / f"{name}.log"
+        path.write_text(json.dumps(task))
+        environment = {**os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # which apply_model asks for
+        first = {"vllm": options.vllm_site, OTHER: options.other and options.other / "src"}.get(name)
+        if first is not None:
+            paths = [str(first.resolve()), *filter(None, [environment.get("PYTHONPATH")])]
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        self._file = self.log.open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--task", str(path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._file, text=True, env=environment,
+        )  # fmt: skip
+
+    def opened(self) -> None:
+        """Waits for its model."""
+        self.told |= self._answer()
+        print(self.name, self.told, flush=True)
+
+    def run(self, work: str, turn: int) -> None:
+        """Has it run a work; turn 0 is small, and not counted."""
+        if "failed" in self.told:
+            return
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"work": work, "turn": turn}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what it ended with is told below
+        answer = self._answer()
+        if turn and "rate" in answer:
+            self.told.setdefault(work, []).append(answer["rate"])
+            print(self.name, work, f"{answer['rate']:,.0f}", flush=True)
+        elif "failed" in answer:
+            self.told |= answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        if self._process.poll() is None:
+            self._process.stdin.close()
+        for line in self._process.stdout:
+            self._file.write(line)
+        self._process.wait()
+        self._file.close()
+
+    def _answer(self) -> dict[str, Any]:
+        """Its next figures, or with what it ended."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
             if line.startswith(TOLD):
-                found |= json.loads(line[len(TOLD) :])
-                print(engine, line[len(TOLD) :].strip(), flush=True)
-            else:
-                file.write(line)
-    child.wait()
-    whole = all(work["name"] in found for work in task["works"])
-    return found if whole else found | {"failed": f"{engine} ended with {child.returncode}: {log}"}
+                figures: dict[str, Any] = json.loads(line[len(TOLD) :])
+                return figures
+            self._file.write(line)
+        return {"failed": f"{self.name} ended with {self._process.wait()}: {self.log}"}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the engines one after the other; returns and writes what each made."""
+    """Runs the engines; returns and writes what each made."""
+    task = task_of(options)
+    names = [*(options.engine or ENGINES), *[OTHER] * (options.other is not None)]
+    found = dict[str, Any]()
+    for group in [names] if options.together else [[name] for name in names]:
+        engines = [Engine(name, options, task | _own(name, options, task)) for name in group]
+        try:
+            for engine in engines:
+                engine.opened()
+            for work in options.work:
+                for turn in range(options.turns + 1):
+                    for engine in reversed(engines) if turn % 2 == 0 else engines:
+                        engine.run(work, turn)
+        finally:
+            for engine in engines:
+                engine.close()
+                found[engine.name] = engine.told
+            (options.out / "side_by_side.json").write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _own(name: str, options: argparse.Namespace, task: dict[str, Any]) -> dict[str, Any]:
+    own = VLLM | dict(options.vllm_knob) if name == "vllm" else {}
+    return {"engine": name, "knobs": task["knobs"] | own}
+
+
+def task_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Writes the model; returns what all engines are asked."""
     from random_model import SHAPES, load_format, write_model
-    from shapes import prompts_of, works_of
+    from random_tokenizer import rare_pair
+    from shapes import STOP, STOP_SHARE, prompts_of, works_of
+
+    from penstock.text.tokenizer import Tokenizer
 
     shape, folder = SHAPES[options.shape], options.out / "models" / options.shape
-    write_model(shape, folder, options.tokenizer)
-    able = {work.name: work for work in works_of(options.shape) if work.length}
+    able = {work.name: work for work in works_of(options.shape) if work.groups}
     if strange := sorted({*options.work} - able.keys()):
-        raise SystemExit(f"{strange[0]} is no work of token ids: take of {', '.join(able)}")
-    works = [able[name] for name in options.work]
+        raise SystemExit(f"{strange[0]} is no work for several engines: take of {', '.join(able)}")
+    write_model(shape, folder, options.tokenizer)
+    asked = []
+    for work in (able[name] for name in options.work):
+        sampling = {"n": work.n, **work.sampling}
+        if sampling.get("stop") == [STOP]:
+            sampling["stop"] = [rare_pair(Tokenizer.load(folder, vocab_size=shape.vocab).token_bytes, STOP_SHARE)]
+        asked.append({"name": work.name, "sampling": sampling, "prompts": prompts_of(work, shape.vocab, options, "")})
     knobs = {"load_format": load_format(folder), "max_model_len": shape.max_model_len, **dict(options.knob)}
-    asked = [
-        {"name": w.name, "sampling": w.sampling, "prompts": prompts_of(w, shape.vocab, options, "")} for w in works
-    ]
-    task = {
-        "model": str(folder), "turns": options.turns, "spread_experts": options.spread_experts, "works": asked
-    }  # fmt: skip
-    found = {}
-    for engine in [*(options.engine or ENGINES), *[OTHER] * (options.other is not None)]:
-        own = VLLM | dict(options.vllm_knob) if engine == "vllm" else {}
-        found[engine] = measure(engine, options, task | {"engine": engine, "knobs": knobs | own})
-        (options.out / "side_by_side.json").write_text(json.dumps(found, indent=1) + "\n")
-    return found
+    return {"model": str(folder), "spread_experts": options.spread_experts, "works": asked, "knobs": knobs}
 
 
 def print_table(found: dict[str, Any], works: list[str]) -> None:
@@ -159,7 +235,10 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--work", action="append", help="again for several; left out: big")
     parser.add_argument("--engine", action="append", choices=ENGINES, help="again; left out: both")
     parser.add_argument("--turns", type=int, default=2, help="of each work")
+    parser.add_argument("--together", action="store_true", help="all engines open at once, by turns")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
+    parser.add_argument("--problems", help="for monkeys; left out: the demo's")
+    parser.add_argument("--shots", help="what their examples come from")
     parser.add_argument("--other", type=Path, help="a tree of another commit: its Penstock too, last")
     parser.add_argument("--vllm-site", type=Path, help="a folder of packages that holds vLLM")
     parser.add_argument("--knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE")

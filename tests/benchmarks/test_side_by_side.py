@@ -28,6 +28,17 @@ def test_an_engine_is_measured_and_one_that_fails_costs_itself_alone(
     assert {len(ids) for ids in asked["works"][0]["prompts"]} == {4}
 
 
-def test_a_work_that_it_cannot_give_both_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="monkeys is no work of token ids: take of 128-1024, "):
-        side_by_side.main(["--shape", "tiny", "--work", "big", "--work", "monkeys", "--out", str(tmp_path)])
+def test_engines_open_together_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """This tree, and itself as another commit's: texts, some samples each, ended by a stop string."""
+    words = "--shape tiny --work monkeys-stops --engine penstock --together --turns 2 --knob device=cpu"
+    side_by_side.main([*words.split(), "--out", str(tmp_path), "--other", str(Path(side_by_side.__file__).parents[1])])
+    rates = [line for line in capsys.readouterr().out.splitlines() if " monkeys-stops " in line]
+    assert [line.split()[0] for line in rates] == ["penstock", "other", "other", "penstock"]
+    asked = json.loads((tmp_path / "other.json").read_text())["works"][0]
+    assert len(asked["sampling"]["stop"][0]) == 2 and asked["sampling"]["n"] == 8
+    assert all(isinstance(prompt, str) for prompt in asked["prompts"])
+
+
+def test_a_work_that_it_cannot_give_all_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="monkeys-alone is no work for several engines: take of monkeys, 128-1024, "):
+        side_by_side.main(["--shape", "tiny", "--work", "big", "--work", "monkeys-alone", "--out", str(tmp_path)])

@@ -168,10 +168,11 @@ class StepCosts:
         """Refuses a step of so many rows at this mean context where the table says nothing of it."""
         if context > (reach := self._plain.reach(rows)):
             few, many = self._plain.rows[0], self._plain.rows[-1]
-            has = f"{reach / BEYOND:,.0f} tokens each at so many rows"
-            has = f"of at most {has}" if reach >= 0 else f"of {few:,} to {many:,} rows" if few < many else f"of {few:,}"
+            has = f"{few:,} to {many:,} rows"
+            if reach >= 0:
+                has = f"at most {reach / BEYOND:,.0f} tokens each at so many rows"
             raise UsageError(
-                f"{self._name} has steps {has}, and this load makes one of {rows:,} rows at {context:,.0f} tokens "
+                f"{self._name} has steps of {has}, and this load makes one of {rows:,} rows at {context:,.0f} tokens "
                 f"each: {self._more}, or bound it (--max-num-seqs, --max-model-len)"
             )
 

@@ -23,11 +23,11 @@ MEMORY = GpuSpecs(item=2, copy=1e6, flops=1e18)  # products cost nothing but the
 LIMITS = SchedulerConfig(num_blocks=400, max_rows=16, max_model_len=512, max_batched_tokens=64, vocab_size=50)
 
 
-def bytes_of(plan: StepPlan) -> int:
+def bytes_of(plan: StepPlan) -> float:
     """What a step reads and writes at least, in bytes of 2 a number."""
     rows = plan.rows.size
     numbers = 1000 + (1000 + 50 * 10 if rows else 0) + 50 * rows  # layers, of which the last is for rows; head, logits
-    tokens = [int(length) + 1 for length in plan.lengths]  # each row sees its own new token too
+    tokens: list[float] = [int(length) + 1 for length in plan.lengths]  # each row sees its own new token too
     for group, prefix in enumerate(plan.group_length.tolist()):
         members = range(plan.group_start[group], plan.group_start[group + 1])
         tokens += [-prefix for _ in members] + [prefix]
@@ -35,7 +35,7 @@ def bytes_of(plan: StepPlan) -> int:
     if plan.chunks is not None:
         for chunk, before in enumerate(plan.chunks.context.tolist()):
             size = int(plan.chunks.start[chunk + 1] - plan.chunks.start[chunk])
-            tokens += [before + size, size]
+            tokens += [(before + size) / 2, size]  # the last layer of two only writes them
     return 2 * (numbers + 64 * sum(tokens))
 
 

@@ -72,6 +72,27 @@ def with_key_biases(folder: Path, size: float) -> Decoder:
     return loaded(folder)
 
 
+def test_sinks_take_part_while_it_is_looked_at(tmp_path: Path) -> None:
+    """In gpt-oss's softmax: without them a layer answers another, and so do all behind it."""
+    config = {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "vocab_size": 300, "hidden_size": 64,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 48, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512, "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 1e4,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(tmp_path, load_format="dummy", dtype=F32, device=CPU, ops=OPS, seed=0)
+    seen = list[torch.Tensor | None]()
+
+    def attention(*args: Any) -> torch.Tensor:
+        seen.append(args[5])
+        return OPS.attention(*args)
+
+    look_at_kv(model, replace(OPS, attention=attention))
+    wanted = [block.attention.sink_scores for block in model.blocks for _ in range(2)]
+    assert len(seen) == 4 and all(a is not None and a is b for a, b in zip(seen, wanted, strict=True))
+
+
 def test_scales_leave_room_and_are_powers_of_two() -> None:
     largest = torch.tensor([448.0, 449.0, 224.0, 1.0, 0.0, 1e-37, 3e38])
     scales = scales_for(largest)

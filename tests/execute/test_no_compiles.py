@@ -37,6 +37,7 @@ WINDOWS = LLAMA | {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_local_base_freq": 1e4,
     "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+BEHIND = LLAMA | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}  # norms add to what they normed
 FOUR = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}  # of int4: one row is multiplied in fixed point
 EIGHT = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
 CASES: dict[str, dict[str, Any]] = {
@@ -51,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
         "shape": WINDOWS | FOUR, "knobs": {"max_num_seqs": 300, "quantization": "int4", "prefix_groups": "always"},
     },
     "windows": {"shape": WINDOWS, "knobs": {"max_num_seqs": 500, "prefix_groups": "always"}},
+    "norms behind": {"shape": BEHIND, "knobs": {"max_num_seqs": 20}},
     "one row": {"shape": LLAMA, "knobs": {"max_num_seqs": 1, **EIGHT}},
 }  # fmt: skip
 

@@ -149,3 +149,30 @@ def test_a_seal_holds_until_its_engine_is_closed(tmp_path: Path) -> None:
     binaries.close(tmp_path / "kernels")
     binaries.compiling("_own")
     assert binaries.counts() == (1, 0) and not binaries.folders
+
+
+# Two threads that parse at once end in Python's own SystemError now and then.
+THREADS = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from penstock.kernels.triton import disk_cache
+
+inside, beside = [], []
+
+def parse(number):
+    beside.append(len(inside))
+    inside.append(number)
+    time.sleep(0.005)
+    inside.pop()
+
+disk_cache._parse = parse
+disk_cache.install()
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(disk_cache.jit.JITCallable.parse, range(12)))
+print(beside)
+"""
+
+
+def test_threads_parse_kernels_one_after_the_other() -> None:
+    ran = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == str([0] * 12).split()

@@ -119,10 +119,10 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     logits = steps["rows"] * sizes.vocab * machine.item
     layers = Counter(sizes.windows)
     full = sizes.layers - layers.total()
-    read = full * (steps["own"] + steps["shared"] + steps["chunk_context"])
+    read = full * (steps["own"] + steps["shared"] + steps["chunk_context"] * share)
     pairs = full * (steps["shared_pairs"] + steps["chunk_pairs"] * share)
     for window, count in layers.items():
-        read = read + count * (steps[f"own {window}"] + steps[f"chunk_context {window}"])
+        read = read + count * (steps[f"own {window}"] + steps[f"chunk_context {window}"] * share)
         pairs = pairs + count * steps[f"chunk_pairs {window}"] * share
     kv = (read / sizes.layers + tokens) * sizes.kv_numbers * sizes.kv_share * machine.item
     attention = pairs * 4.0 * sizes.heads * sizes.head_dim / machine.best_rate(sizes.layer_weights)

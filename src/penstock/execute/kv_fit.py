@@ -136,7 +136,7 @@ class _Look:
         self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any, sinks: Tensor | None = None
     ) -> Tensor:
         assert kv is self._layers[len(self.seen)], "layers attend in their order"
-        answer = self._attend(q, kv, inputs, kind, plan)
+        answer = self._attend(q, kv, inputs, kind, plan, sinks)
         held = kv.worth(self.blocks)
         largest = held.abs().amax((0, 3, 4)).T.contiguous()
         given = self._given[len(self.seen)]
@@ -145,7 +145,7 @@ class _Look:
         rounded = torch.zeros((len(kv.storage), *held.shape[1:]), dtype=kv.keys.dtype, device=q.device)
         rounded[self.blocks, :, 0] = _through_e4m3(held[:, :, 0], by).to(rounded.dtype)
         rounded[self.blocks, :, 1] = held[:, :, 1].to(rounded.dtype)
-        moved = self._attend(q, LayerKv.plain(rounded), inputs, kind, plan)
+        moved = self._attend(q, LayerKv.plain(rounded), inputs, kind, plan, sinks)
         self.seen.append(SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
         return answer
 

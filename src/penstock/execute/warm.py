@@ -24,8 +24,9 @@ from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
 _NOTHING = np.zeros(0, np.int32)
-# Of steps that are chunks alone: products of so many rows differ in their tiles, also where fewer sequences may run.
-_CHUNK_TOKENS = (16, 32, 64, 128, 256, 1024)
+# Of steps that are chunks alone: products of so many rows differ in their tiles, norms in how many rows a program has
+# (264: the last of narrow layers that starts early), also where fewer sequences may run.
+_CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 1024)
 
 
 def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:

@@ -11,17 +11,19 @@ version and size, and at home by the times of their last change.
 
 An artifact's launchers are machine code of the host: who opens an artifact trusts it as a program (a hub's snapshot
 brings none). It knows Triton's seams (`knobs.cache.manager_class`, `runtime.cache.triton_key`, how a kernel's source is
-hashed with the functions that it calls), as of 3.6 to 3.9.
+parsed, and hashed with the functions that it calls), as of 3.6 to 3.9.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache as once
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import triton
@@ -40,6 +42,8 @@ _BINARIES = Binaries()  # Triton's seam is a class that is told a key and nothin
 _USUAL = knobs.cache.manager_class or cache.FileCacheManager
 _hash_triton = cache.triton_key
 _hash_called = jit.DependenciesFinder._update_hash
+_parse = jit.JITCallable.parse
+_PARSING = Lock()
 
 
 def install() -> Binaries:
@@ -47,7 +51,16 @@ def install() -> Binaries:
     knobs.cache.manager_class = _manager
     cache.triton_key = _recorded_key
     jit.DependenciesFinder._update_hash = _hash_called_first
+    jit.JITCallable.parse = _parse_alone
     return _BINARIES
+
+
+def _parse_alone(called: jit.JITCallable) -> ast.Module:
+    """Python counts how deep a syntax tree is for all threads together, and raises SystemError where two parse at once
+    (seen with 3.11.7, in one start of 85)."""
+    with _PARSING:
+        tree: ast.Module = _parse(called)
+    return tree
 
 
 def _hash_called_first(finder: jit.DependenciesFinder, called: jit.JITCallable) -> None:

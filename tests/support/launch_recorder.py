@@ -34,6 +34,7 @@ from penstock.execute.open_runner import open_runner
 from penstock.execute.padding import CHUNK_GRAPHS, GRAPH_ROWS, graph_sizes, sizes_up_to
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
+from penstock.kernels.triton.grid import LEAST_SHARED, SHARED
 from penstock.request import Request
 
 
@@ -82,23 +83,28 @@ def recorded(capability: int = 90) -> Iterator[Launches]:
     """Inside, the CPU's engine has the GPU's kernels, and a launch is a line in what is given."""
     launches, run, to_host = Launches(capability), jit.JITFunction.run, executor_file._to_host
     candidates = dict(choose.CANDIDATES)
-    early: list[tuple[Any, Any]] = []
+    plain: list[tuple[Any, str, Any]] = []
     try:
         jit.JITFunction.run = lambda self, *args, **more: launches.note(self, *args, **more)
         executor_file._to_host = lambda x, pinned: x.clone()
         for op, forms in candidates.items():
             choose.CANDIDATES[op] = tuple(replace(form, devices=("cpu", "cuda")) for form in forms)
-        choose.choose(torch.device("cpu"), torch.bfloat16)  # imports what has has_pdl
+        choose.choose(torch.device("cpu"), torch.bfloat16)  # imports what asks for a chip
+        told_of_chip = {
+            "has_pdl": lambda device: int(capability >= 90),
+            "shared_of": lambda device: SHARED.get(capability, LEAST_SHARED),
+        }
         for name, module in list(sys.modules.items()):
-            if name.startswith("penstock.kernels.triton") and hasattr(module, "has_pdl"):
-                early.append((module, module.has_pdl))
-                module.has_pdl = lambda device: int(capability >= 90)
+            for of_chip, told in told_of_chip.items() if name.startswith("penstock.kernels.triton") else ():
+                if hasattr(module, of_chip):
+                    plain.append((module, of_chip, getattr(module, of_chip)))
+                    setattr(module, of_chip, told)
         yield launches
     finally:
         jit.JITFunction.run, executor_file._to_host = run, to_host
         choose.CANDIDATES.update(candidates)
-        for module, plain in early:
-            module.has_pdl = plain
+        for module, of_chip, own in plain:
+            setattr(module, of_chip, own)
 
 
 def open_recorded(config: Config, folder: Path) -> TorchRunner:

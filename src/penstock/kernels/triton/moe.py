@@ -27,7 +27,7 @@ from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
 from penstock.kernels.triton.activation import swish
 from penstock.kernels.triton.fp8 import BITS, pointers, quantize_rows, store_fp8
-from penstock.kernels.triton.grid import cdiv, next_power_of_2
+from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 from penstock.kernels.triton.moe_one import one_token, takes_one
 from penstock.kernels.triton.moe_route import Routes, route
 from penstock.kernels.triton.moe_steps import step, step_of_four, step_of_integers
@@ -36,6 +36,7 @@ from penstock.kernels.triton.widen import FOUR
 
 UNSORTED = 4  # tokens up to which a pair is a tile of its own: experts that two of them share are read twice
 MOST_PAIRED = 16  # tokens
+FOUR_STAGES = 147_456  # bytes of shared memory that bf16's largest cut takes with so many
 WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -230,9 +231,10 @@ def plan_of(tokens: int, of: Experts) -> Plan:
     if of.gate_up.integers:
         return _plan_of_integers(tokens, of)
     eight, by_group = of.gate_up.in_eight_bits, of.gate_up.by_group or of.down.by_group
+    most = 4 if shared_of(of.gate_up.numbers.device) >= FOUR_STAGES else 3
     if tokens <= UNSORTED:
         inputs = 128 if by_group or of.gate_up.in_fp4 else 256
-        return Plan(Cut(16, 32, inputs, 4, 4), Cut(16, 32, inputs, 4, 4), False)
+        return Plan(Cut(16, 32, inputs, most, 4), Cut(16, 32, inputs, most, 4), False)
     rows = _rows_of(tokens, of)
     warps = 8 if rows == 128 else 4
     if of.gate_up.in_fp4:  # few numbers at once: others' programs multiply while one widens
@@ -240,7 +242,7 @@ def plan_of(tokens: int, of: Experts) -> Plan:
         return Plan(Cut(rows, 64, 64, 3, 4), Cut(rows, 64 if rows == 16 else 128, 64, 3, 4), True)
     if not eight:
         outputs = 128 if rows == 128 else 64
-        inputs, stages = (64, 4) if rows >= 64 else (128, 3)
+        inputs, stages = (64, most) if rows >= 64 else (128, 3)
         return Plan(Cut(rows, outputs, inputs, stages, warps), Cut(rows, 128, inputs, stages, warps), True)
     form: Form = "pair" if tokens <= MOST_PAIRED else "eight"
     down = Cut(rows, 64, 128, 4, 4, form) if rows == 128 else Cut(rows, 128, 128, 3, 4, form)

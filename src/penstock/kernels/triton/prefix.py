@@ -16,13 +16,14 @@ from torch import Tensor
 
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.flash_loop import LOG2_E, at_head, nothing_seen, owner, queries_of, scales_of, span, walk
-from penstock.kernels.triton.grid import next_power_of_2
+from penstock.kernels.triton.grid import LEAST_SHARED, next_power_of_2, shared_of
 
 MOST_PARTS = 8  # programs that share a tile's prefix
 PART_TOKENS = 128  # of a prefix, that one of them takes at least
 PART_TILE = 64  # parts are multiples of it
 FILLED = 2048  # programs that fill the chip, most of them with nothing to do
 EACH = 1024  # groups that a program looks at together
+WIDE_TILE = 106_496  # bytes of shared memory that 64 tokens of 256 numbers take
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ def attend_prefixes(
     rows, heads, width = q.shape
     kv_heads, groups = kv.kv_heads, start.shape[0] - 1
     ratio = heads // kv_heads
-    queries, tokens, warps, stages = _shape(ratio, width, q.dtype)
+    queries, tokens, warps, stages = _shape(ratio, width, q.dtype, shared_of(q.device))
     tiles = _tiles(rows, ratio, groups, width, q.dtype)
     _prefix[(tiles * kv_heads, state.splits)](
         q, kv.keys, kv.values, state.lse if kv.scales is None else kv.scales, state.answer, state.lse, start, blocks,
@@ -159,8 +160,11 @@ def _splits(programs: int) -> int:
     return 1 << max(1, min(MOST_PARTS, FILLED // programs)).bit_length() - 1
 
 
-def _shape(ratio: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Query rows of a tile, tokens of a tile, warps, stages."""
+def _shape(
+    ratio: int, width: int, dtype: torch.dtype, shared: int = LEAST_SHARED
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """Query rows of a tile, tokens of a tile, warps, stages. shared: bytes that a program may have; rows are the same
+    whatever it is."""
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
-    return max(64, next_power_of_2(ratio)), 64, 4, 2
+    return max(64, next_power_of_2(ratio)), 32 if width > 128 and shared < WIDE_TILE else 64, 4, 2

@@ -163,7 +163,8 @@ def make_folder(case: Case, folder: Path) -> Path:
 
 @dataclass(slots=True, frozen=True)
 class Work:
-    """What is asked of an LLM: prompts one after the other, then prompts at once. By number of tokens."""
+    """What is asked of an LLM: prompts one after the other, then prompts at once, scored and not. By number of
+    tokens."""
 
     alone: tuple[int, ...] = (5, 70, 150)
     together: tuple[int, ...] = (1, 15, 16, 17, 36, 37, 38, 64, 100, 180)
@@ -180,12 +181,13 @@ class Work:
             for logprobs in (None, 0):  # a step of one row has a graph of its own where nothing is asked
                 yield llm.generate([self._ids(rng, size)], [self._greedy(logprobs)], use_tqdm=False)[0], True
         header = self._ids(rng, self.shared)
-        prompts = [self._ids(rng, size) for size in self.together]
-        params = [self._greedy(0, prompt_logprobs=0) for _ in prompts]
-        prompts += [header + self._ids(rng, size) for size in self.forks]
-        params += [self._params(n=self.n, logprobs=0, seed=seed) for seed in self.forks]
-        answers = llm.generate(prompts, params, use_tqdm=False)
-        yield from ((answer, asked.temperature == 0) for answer, asked in zip(answers, params, strict=True))
+        for scored in ({"prompt_logprobs": 0}, {}):  # beside prompts that aren't, the last layer answers for rows alone
+            prompts = [self._ids(rng, size) for size in self.together * (1 if scored else 3)]
+            params = [self._greedy(0, **scored) for _ in prompts]
+            prompts += [header + self._ids(rng, size) for size in self.forks]
+            params += [self._params(n=self.n, logprobs=0, seed=seed) for seed in self.forks]
+            answers = llm.generate(prompts, params, use_tqdm=False)
+            yield from ((answer, asked.temperature == 0) for answer, asked in zip(answers, params, strict=True))
 
     def _greedy(self, logprobs: int | None, **more: Any) -> SamplingParams:
         return self._params(temperature=0, logprobs=logprobs, **more)

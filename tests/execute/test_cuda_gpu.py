@@ -8,6 +8,8 @@ import torch
 from execute_drive import Ask, Host, tiny_runner
 from sampler_oracle import asked
 
+from penstock.execute.kv_cache import KvCache
+from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.reference.sample import sample
 
 pytestmark = pytest.mark.gpu
@@ -58,3 +60,16 @@ def test_a_plain_draw_asks_nothing_of_the_device() -> None:
     finally:
         torch.cuda.set_sync_debug_mode(before)
     assert tokens.shape == (64,)
+
+
+def test_blocks_of_a_large_pool_are_cleared_and_no_others() -> None:
+    """70,000 blocks of 64 KiB: 4.6 GB a layer, past what 32 bits count."""
+    blocks = 70_000
+    cache = KvCache([KvForm(8, 128, torch.bfloat16, torch.bfloat16)], blocks, torch.device("cuda"))
+    storage = cache._storage[0]
+    storage.fill_(1)
+    gone = torch.tensor([0, 35_000, blocks - 1], device="cuda")
+    cache.clear(gone)
+    assert not storage[gone].any()
+    kept = torch.ones(blocks, dtype=torch.bool, device="cuda").index_fill_(0, gone, False)
+    assert bool((storage.view(blocks, -1).sum(1, dtype=torch.int64)[kept] == storage[0].numel()).all())

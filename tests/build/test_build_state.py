@@ -41,6 +41,16 @@ def test_what_fails_before_anything_long_leaves_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "out" / STATE / "work.json").exists()
 
 
+def test_an_option_that_is_refused_before_weights_are_written_leaves_nothing(tmp_path: Path) -> None:
+    for written in (False, True):
+        with pytest.raises(UsageError, match="no such matrix"), BuildState(tmp_path / "out", {}) as state:
+            state.keep("work", {})
+            if written:
+                (tmp_path / "out" / "config.json").write_text("{}")
+            raise UsageError("no such matrix")
+        assert (tmp_path / "out").exists() == written
+
+
 def test_a_broken_result_is_named(tmp_path: Path) -> None:
     with BuildState(tmp_path, {}) as state:
         (state.folder / "work.json").write_text("{")

@@ -16,7 +16,7 @@ from penstock.artifact.describe import describe
 from penstock.artifact.manifest import STATE, Decision, find_manifest, read_manifest, write_manifest
 from penstock.build.options import BuildOptions
 from penstock.build.run_build import run_build
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, UsageError
 
 pytestmark = pytest.mark.torch
 
@@ -85,6 +85,17 @@ def test_a_damaged_artifact_is_not_timed_again(built: tuple[Path, str, str], tmp
     with pytest.raises(CheckpointError, match="not as it was built"):
         run_build(options, lambda path: (0, lambda defaults: iter(())))
     assert (spoilt / "penstock.json").read_bytes() == before and not (spoilt / STATE).exists()
+
+
+def test_matrices_that_nothing_is_kept_of_are_refused(tmp_path: Path) -> None:
+    """Nothing is timed, so weights stay as they are: the pattern would be kept in a manifest that it says nothing in."""
+    options = BuildOptions(
+        model="demo", out=str(tmp_path / "out"), shapes=["8x8:2"], tune_minutes=0.0, keep_wide=["*.down_proj"],
+        knobs={"device": "cpu"},
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="keep_wide is of weights that are quantized, and these stay as they are"):
+        run_build(options, lambda path: (0, lambda defaults: iter(())))
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_artifact_that_moved_is_timed_again(built: tuple[Path, str, str], tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"retune": True, "keep_wide": ["a"]}, "is settled in an artifact"),
     ({"retune": True, "quantize_lm_head": True}, "quantize_lm_head is settled in an artifact"),
     ({"quantization": "int8", "quantize_lm_head": True}, "is for fp8 weights, and these are int8: leave it out"),
+    ({"quantization": "none", "keep_wide": ["a"]}, "keep_wide is of weights that are quantized, .*: leave it out"),
     ({"retune": True, "tune_minutes": 0.0}, "tune_minutes 0 times none"),
 ]
 

@@ -115,3 +115,11 @@ def test_what_is_not_whole_is_named(folder: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(CheckpointError, match="is an unfinished build"):
         print_artifact(folder, as_json=False)
     assert capsys.readouterr().out == ""
+
+
+def test_what_is_no_folder_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "penstock.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"penstock.json is a file: name an artifact's folder"):
+        print_artifact(tmp_path / "penstock.json", as_json=False)
+    with pytest.raises(CheckpointError, match="there is no folder .*/gone: name an artifact's folder"):
+        print_artifact(tmp_path / "gone", as_json=False)

@@ -79,6 +79,10 @@ def test_a_picture(table: Path, tmp_path: Path) -> None:
         (("--table", "T", "--shape", "64x16", "--requests", 9, "--scale", "0:2"), "scale is for requests that"),
         (("--table", "T", "--shape", "64x16", "--requests", 9, "--picture", "p.png"), "a picture is of requests that"),
         (("--table", "T", *OPEN, "--dtype", "float32"), "dtype is what a table is measured with"),
+        (("--table", "T", *OPEN, "--idle", 5), "idle is of --scale LEAST:MOST"),
+        (("--table", "T", *OPEN, "--most", 5), "most bounds the search for the fewest replicas"),
+        (("--measure", "demo", "--out", "new.json", "--shape", "9x9"), "shape is for simulating: leave it out beside"),
+        (("--measure", "demo", "--out", "T"), "steps.json is there already: name another --out"),
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(table: Path, words: tuple[object, ...], told: str) -> None:

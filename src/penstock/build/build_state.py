@@ -50,11 +50,16 @@ class BuildState:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None and self.known("work") is None:  # nothing long was done: a mistyped option leaves nothing
+        if error is not None and self._is_nothing_lost(error):
             shutil.rmtree(self.folder)
             if not any(self.out.iterdir()):
                 self.out.rmdir()
         os.close(self._lock)
+
+    def _is_nothing_lost(self, error: BaseException) -> bool:
+        """Whether nothing long was done, or an option is refused before anything was written: it leaves nothing."""
+        refused = isinstance(error, UsageError) and [*self.out.iterdir()] == [self.folder]
+        return refused or self.known("work") is None
 
     def known(self, name: str) -> Result | None:
         """What a stage came to, None: it has not ended."""

@@ -15,6 +15,9 @@ Quantize = Literal["auto", "none", "fp8", "int8", "int4"]
 KvKind = Literal["auto", "bfloat16", "fp8"]
 Objective = Literal["throughput", "latency"]
 
+KEPT_ANYWAY = (
+    "keep_wide is of weights that are quantized, and these stay as they are: leave it out, or take fp8, int8 or int4"
+)
 NO_FP8_HEAD = "quantize_lm_head is for fp8 weights, and these are {}: leave it out (int8 and int4 have an int8 head)"
 USUAL_SHAPE = "256x256:128"
 OF_NUMBERS = (
@@ -42,8 +45,8 @@ class WorkShape(msgspec.Struct, frozen=True):
         numbers = [int(each) for each in found.groups()] if found else [0]
         if not all(numbers):
             raise UsageError(
-                f"shape {text!r} is not INxOUT:CONCURRENCY: give tokens of a prompt, tokens of an answer, and how many "
-                f"run at once, as {USUAL_SHAPE}",
+                f"shape {text!r} is not INxOUT:CONCURRENCY: give tokens of a prompt and of an answer, from 1 to "
+                f"9,999,999, and how many run at once, from 1 to 999,999, as {USUAL_SHAPE}",
                 param="shape",
             )
         return cls(*numbers)
@@ -92,6 +95,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if self.quantize_lm_head and self.quantization not in ("auto", "fp8"):
             raise UsageError(NO_FP8_HEAD.format(self.quantization), param="quantize_lm_head")
+        if self.keep_wide and self.quantization == "none":
+            raise UsageError(KEPT_ANYWAY, param="keep_wide")
         if self.workload is not None and self.shapes:
             raise UsageError("a build is for --workload or for --shape: leave one out", param="shape")
         if not 0 <= self.tune_minutes <= 24 * 60:

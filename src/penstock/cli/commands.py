@@ -333,6 +333,7 @@ def inspect(
     "steps_ahead",
     "preempt_every",
     "data_parallel_size",
+    "lora",
 )
 def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
     """Say what this machine is and how a model would run here.

@@ -14,6 +14,7 @@ from penstock.config import Config
 from penstock.disk import check_writable
 from penstock.engine.build_engine import model_folder
 from penstock.engine.fitted import fit, open_fitted
+from penstock.errors import UsageError
 from penstock.execute.built_on import built_on
 from penstock.execute.open_runner import find_device
 from penstock.execute.rank_runner import open_parallel
@@ -24,9 +25,11 @@ from penstock.status_line import duration
 def measure_steps(
     config: Config, out: Path, price: float | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> MeasuredSteps:
-    """Returns what it wrote to `out`. clock: of the steps' seconds. Raises as opening a model does, and where `out`
-    cannot be written."""
+    """Returns what it wrote to `out`. clock: of the steps' seconds. Raises as opening a model does, and where `out` is
+    there or cannot be written."""
     config.check()
+    if out.exists():
+        raise UsageError(f"{out} is there already: name another --out, or delete it first", param="out")
     check_writable(out)
     folder = model_folder(config)
     fitted = fit(config, folder)

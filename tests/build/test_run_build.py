@@ -88,7 +88,7 @@ def test_a_damaged_artifact_is_not_timed_again(built: tuple[Path, str, str], tmp
 
 
 def test_matrices_that_nothing_is_kept_of_are_refused(tmp_path: Path) -> None:
-    """Nothing is timed, so weights stay as they are: the pattern would be kept in a manifest that it says nothing in."""
+    """Nothing is timed, so weights stay as they are: a manifest would keep a pattern that says nothing."""
     options = BuildOptions(
         model="demo", out=str(tmp_path / "out"), shapes=["8x8:2"], tune_minutes=0.0, keep_wide=["*.down_proj"],
         knobs={"device": "cpu"},

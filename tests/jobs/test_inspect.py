@@ -121,5 +121,5 @@ def test_what_is_no_folder_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "penstock.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"penstock.json is a file: name an artifact's folder"):
         print_artifact(tmp_path / "penstock.json", as_json=False)
-    with pytest.raises(CheckpointError, match="there is no folder .*/gone: name an artifact's folder"):
+    with pytest.raises(CheckpointError, match=r"there is no folder .*/gone: name an artifact's folder"):
         print_artifact(tmp_path / "gone", as_json=False)

@@ -86,17 +86,10 @@ def launches_of(name: str, chip: int) -> dict[tuple[str, str, str], Launch]:
         return dict(launches)
 
 
-def shared_bytes(launch: Launch, chip: int) -> int:
-    try:
-        return int(launch.compile(chip).metadata.shared)
-    except SystemError:  # Python 3.11 counts how deep a syntax tree is for all threads together
-        return int(launch.compile(chip).metadata.shared)
-
-
 def fault_of(launch: Launch, chip: int) -> str | None:
     """Why a kernel can't run on a chip; None: it compiles and fits."""
     try:
-        shared = shared_bytes(launch, chip)
+        shared = int(launch.compile(chip).metadata.shared)
     except Exception as error:  # noqa: BLE001  it is what is asked for
         return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__).strip()
     most = SHARED.get(chip, LEAST_SHARED)

@@ -10,6 +10,7 @@ largest difference. --warm compiles the I-th of N parts of the tiles and measure
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 
@@ -98,16 +99,14 @@ def main() -> None:
     parser.add_argument("--warm", help="I/N: compile alone")
     asked = parser.parse_args()
     part, parts = map(int, (asked.warm or "0/1").split("/"))
-    for width in asked.width:
-        for heads, kv_heads in HEADS[width]:
-            for eight in asked.eight:
-                for members in asked.members:
-                    case = Case(heads, kv_heads, width, members, eight)
-                    if asked.warm:
-                        _compile(case, TILES[part::parts])
-                        continue
-                    kv = ("K and V wide", "V in 8 bits", "K, V in 8 bits")[eight]
-                    measure(case, f"{heads}/{kv_heads} heads of {width}, {kv}, 8 x {members} rows")
+    heads = [(width, *each) for width in asked.width for each in HEADS[width]]
+    for (width, of_q, of_kv), eight, members in itertools.product(heads, asked.eight, asked.members):
+        case = Case(of_q, of_kv, width, members, eight)
+        if asked.warm:
+            _compile(case, TILES[part::parts])
+        else:
+            kv = ("K and V wide", "V in 8 bits", "K, V in 8 bits")[eight]
+            measure(case, f"{of_q}/{of_kv} heads of {width}, {kv}, 8 x {members} rows")
 
 
 def _compile(case: Case, tiles: list[Tile]) -> None:

@@ -177,6 +177,9 @@ def find_manifest(folder: Path) -> Manifest | None:
 def read_manifest(folder: Path) -> Manifest:
     """Raises CheckpointError, one line with the way out, for a folder without a manifest that this version reads."""
     path = folder / MANIFEST
+    if not folder.is_dir():
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise CheckpointError(f"{what}: name an artifact's folder, as penstock build makes it")
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:

@@ -15,10 +15,6 @@ Quantize = Literal["auto", "none", "fp8", "int8", "int4"]
 KvKind = Literal["auto", "bfloat16", "fp8"]
 Objective = Literal["throughput", "latency"]
 
-KEPT_ANYWAY = (
-    "keep_wide is of weights that are quantized, and these stay as they are: leave it out, or take fp8, int8 or int4"
-)
-NO_FP8_HEAD = "quantize_lm_head is for fp8 weights, and these are {}: leave it out (int8 and int4 have an int8 head)"
 USUAL_SHAPE = "256x256:128"
 OF_NUMBERS = (
     "quantization",
@@ -93,10 +89,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise UsageError(
                     f"{name} is settled in an artifact: leave it out beside --retune, or build anew", param=name
                 )
-        if self.quantize_lm_head and self.quantization not in ("auto", "fp8"):
-            raise UsageError(NO_FP8_HEAD.format(self.quantization), param="quantize_lm_head")
-        if self.keep_wide and self.quantization == "none":
-            raise UsageError(KEPT_ANYWAY, param="keep_wide")
+        if self.quantization != "auto":
+            self.check_made(self.quantization)
         if self.workload is not None and self.shapes:
             raise UsageError("a build is for --workload or for --shape: leave one out", param="shape")
         if not 0 <= self.tune_minutes <= 24 * 60:
@@ -108,6 +102,21 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         for shape in self.shapes:
             WorkShape.parse(shape)
         self.config()
+
+    def check_made(self, kind: str) -> None:
+        """Raises UsageError for what weights of this kind can't have. kind: of `quantization`, once that is chosen."""
+        if self.quantize_lm_head and kind != "fp8":
+            raise UsageError(
+                f"quantize_lm_head is for fp8 weights, and these are {kind}: leave it out (int8 and int4 have an int8 "
+                "head)",
+                param="quantize_lm_head",
+            )
+        if self.keep_wide and kind == "none":
+            raise UsageError(
+                "keep_wide is of weights that are quantized, and these stay as they are: leave it out, or take fp8, "
+                "int8 or int4",
+                param="keep_wide",
+            )
 
     @property
     def told_work(self) -> list[str]:

@@ -36,7 +36,7 @@ from penstock.build.build_state import BuildState, Result
 from penstock.build.choose_weights import check_scheme, choose_weights
 from penstock.build.decide import NOT_REACHED
 from penstock.build.make_weights import make_weights
-from penstock.build.options import KEPT_ANYWAY, NO_FP8_HEAD, BuildOptions, WorkShape
+from penstock.build.options import BuildOptions, WorkShape
 from penstock.build.pack import sum_folder
 from penstock.build.source import SourceModel, check_room, check_unchanged, fetch
 from penstock.build.stage_process import run_apart
@@ -249,11 +249,8 @@ class _Build:
 
     def _weights(self, source: SourceModel, works: list[Result]) -> Result:
         decision = choose_weights(self._options, source, msgspec.convert(works, list[WorkSample]))
-        if self._options.keep_wide and decision.chosen == "none":
-            raise UsageError(KEPT_ANYWAY, param="keep_wide")
+        self._options.check_made(str(decision.chosen))
         if self._options.quantize_lm_head:
-            if decision.chosen != "fp8":
-                raise UsageError(NO_FP8_HEAD.format(decision.chosen), param="quantize_lm_head")
             decision = replace(decision, note=f"{decision.note}; the head too")
         self._say("weights", describe_decision(decision))
         make_weights(self._options, source, str(decision.chosen), lambda line: self._say("weights", line))

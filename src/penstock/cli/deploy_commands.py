@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.engine_options import EngineCommand, engine_options
+from penstock.cli.engine_options import EngineCommand, engine_options, given_options
 from penstock.errors import UsageError
 
 deploy_app = typer.Typer(help="Take Penstock to others' machines.", no_args_is_help=True, rich_markup_mode=None)
@@ -175,8 +175,9 @@ def ray(
 
     needs_ray()
     if app is not None:
-        if given := _given(context, "app", "address"):
-            raise UsageError(f"--{given[0].replace('_', '-')} is said in {app}: change it there", param=given[0])
+        if given := given_options(context, "app", "address"):
+            option, flag = next(iter(given.items()))
+            raise UsageError(f"{flag} is said in {app}: change it there", param=option)
         stopped_by_sigterm(lambda: deploy_on_ray(read_serve_file(app), address))
         return
     if "model" in knobs:
@@ -196,12 +197,6 @@ def ray(
         return
     write_serve_file(file, out)
     print(f"{out}: penstock deploy ray {out} --address auto")
-
-
-def _given(context: typer.Context, *but: str) -> list[str]:
-    """Options that the user typed."""
-    others = [name for name in context.params if name not in but]
-    return [name for name in others if getattr(context.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT"]
 
 
 def _whole_path(path: Path | None) -> str | None:

@@ -47,6 +47,13 @@ def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[
     return decorate
 
 
+def given_options(context: typer.Context, *but: str) -> dict[str, str]:
+    """Returns the command's options that the user typed: name -> flag."""
+    flags = {param.name: param.opts[0] for param in context.command.params if param.name and param.name not in but}
+    sources = {name: getattr(context.get_parameter_source(name), "name", "DEFAULT") for name in flags}
+    return {name: flag for name, flag in flags.items() if sources[name] != "DEFAULT"}
+
+
 def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
     """A typer option a knob of Config: `max_num_seqs` is `--max-num-seqs`, with its type, default and help."""
     parameters = []

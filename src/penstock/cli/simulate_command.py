@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.engine_options import EngineCommand, engine_options
+from penstock.cli.engine_options import EngineCommand, engine_options, given_options
 from penstock.errors import UsageError
 
 Many = list[Path] | None
-SECONDS, MOST = 600.0, 4096
 
 
 def add_simulate(app: typer.Typer) -> None:
@@ -22,6 +21,7 @@ def add_simulate(app: typer.Typer) -> None:
 @engine_options("model", "data_parallel_size", "seed", "skip_tokenizer_init", "preempt_every", "sealed")
 def simulate(
     *,
+    context: typer.Context,
     artifact: Annotated[
         Many, typer.Option(help="An artifact of `penstock build`, whose table of steps is used; again to compare.")
     ] = None,
@@ -49,7 +49,7 @@ def simulate(
     curve: Annotated[
         str | None, typer.Option(help="Heights, times the rate, of equal parts of --seconds: 0,0.2,1,0.6.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="For which requests come at the rate.")] = SECONDS,
+    seconds: Annotated[float, typer.Option(help="For which requests come at the rate.")] = 600.0,
     requests: Annotated[
         int | None, typer.Option(help="A job of so many requests, which wait; in place of a rate.", min=1)
     ] = None,
@@ -62,23 +62,17 @@ def simulate(
         list[str] | None,
         typer.Option(help="ttft_p95=1.0, tpot_p50=0.03, e2e_p99=20 (seconds); hours=2 of a job. May be given again."),
     ] = None,
-    most: Annotated[
-        int | None,
-        typer.Option(help="Of --goal: replicas up to which the fewest are looked for. Left out: 4096.", min=1),
-    ] = None,
+    most: Annotated[int, typer.Option(help="Of --goal: replicas up to which the fewest are looked for.", min=1)] = 4096,
     scale: Annotated[
         str | None, typer.Option(help="LEAST:MOST replicas, up and down by the work there is; LEAST may be 0.")
     ] = None,
     drain: Annotated[
-        float | None,
-        typer.Option(help="Of --scale: seconds of work a replica has before there is one more. Left out: 10."),
-    ] = None,
+        float, typer.Option(help="Of --scale: seconds of work a replica has before there is one more.")
+    ] = 10.0,
     cold_start: Annotated[
-        float | None, typer.Option(help="Of --scale: seconds until a started replica takes requests. Left out: 60.")
-    ] = None,
-    idle: Annotated[
-        float | None, typer.Option(help="Of --scale: seconds with too many before one goes. Left out: 300.")
-    ] = None,
+        float, typer.Option(help="Of --scale: seconds until a started replica takes requests.")
+    ] = 60.0,
+    idle: Annotated[float, typer.Option(help="Of --scale: seconds with too many before one goes.")] = 300.0,
     simulated: Annotated[
         int | None,
         typer.Option(help="Replicas that are simulated of many alike. Left out: 4, of a job 2.", min=1),
@@ -101,19 +95,18 @@ def simulate(
 
     if (measure is None) != (out is None):
         raise UsageError("--measure MODEL and --out FILE go together", param="out")
-    of_scale = {"drain": drain, "cold_start": cold_start, "idle": idle}
+    given = given_options(context, "measure", "out", "price", *knobs)
     if measure is not None and out is not None:
         from penstock.simulate.measure_steps import measure_steps
 
-        _refuse_beside_measure(
-            artifact=artifact, table=table, model=model, shape=shape, samples=samples != 1, lengths=lengths != "exact",
-            max_tokens=max_tokens, shared_tokens=shared_tokens, trace=trace, prompt_tokens=prompt_tokens, rate=rate,
-            curve=curve, seconds=seconds != SECONDS, requests=requests, load_times=load_times != 1, seed=seed,
-            replicas=replicas, goal=goal, most=most, scale=scale, **of_scale, simulated=simulated, json=as_json,
-            picture=picture,
-        )  # fmt: skip
+        _refuse(given, "is for simulating: leave it out beside --measure")
         measure_steps(Config.of(model=measure, **knobs), out, price)
         return
+    if scale is None:
+        of_scale = {name: flag for name, flag in given.items() if name in ("drain", "cold_start", "idle")}
+        _refuse(of_scale, "is of --scale LEAST:MOST: give that too, or leave it out")
+    if "most" in given and (not goal or replicas is not None or scale is not None):
+        _refuse({"most": "--most"}, "bounds the search for the fewest replicas that keep a --goal: leave it out")
     from penstock.simulate.load_source import LoadOptions
     from penstock.simulate.run_simulation import SimulationOptions, run_simulation
     from penstock.simulate.simulated_engine import open_engine
@@ -129,11 +122,16 @@ def simulate(
             curve=_heights(curve), requests=requests, load_times=load_times, seed=seed,
         ),
         SimulationOptions(
-            replicas=replicas, most=_most(most, goal, replicas, scale), goals=goal or (),
-            scaling=_scaling(scale, replicas, of_scale),
+            replicas=replicas, most=most, goals=goal or (), scaling=_scaling(scale, drain, cold_start, idle, replicas),
             simulated=simulated, price=price, as_json=as_json, picture=picture,
         ),
     )  # fmt: skip
+
+
+def _refuse(given: dict[str, str], why: str) -> None:
+    """Raises UsageError for the first option, which was typed and nothing would read."""
+    for name, flag in given.items():
+        raise UsageError(f"{flag} {why}", param=name)
 
 
 def _heights(curve: str | None) -> tuple[float, ...]:
@@ -143,33 +141,16 @@ def _heights(curve: str | None) -> tuple[float, ...]:
         raise UsageError(f"a curve is of numbers with commas between, not {curve!r}", param="curve") from error
 
 
-def _refuse_beside_measure(**given: Any) -> None:
-    """Raises UsageError for the first that is there: measuring reads none of them."""
-    for name in (name for name, value in given.items() if value):
-        raise UsageError(f"{name} is for simulating: leave it out beside --measure", param=name)
-
-
-def _most(most: int | None, goal: list[str] | None, replicas: int | None, scale: str | None) -> int:
-    if most is not None and (not goal or replicas is not None or scale is not None):
-        raise UsageError(
-            "most bounds the search for the fewest replicas that keep a --goal: leave it out", param="most"
-        )
-    return MOST if most is None else most
-
-
-def _scaling(scale: str | None, replicas: int | None, given: dict[str, float | None]) -> Any:
+def _scaling(scale: str | None, drain: float, cold_start: float, idle: float, replicas: int | None) -> Any:
     from penstock.simulate.scaling import Scaling
 
-    named = {name: value for name, value in given.items() if value is not None}
     if scale is None:
-        for name in named:
-            raise UsageError(f"{name} is of --scale LEAST:MOST: give that too, or leave it out", param=name)
         return None
     least, _, most = scale.partition(":")
     if not (least.isdigit() and most.isdigit() and int(least) <= int(most) > 0):
         raise UsageError(f"scale is LEAST:MOST replicas, as 0:4, not {scale!r}", param="scale")
     if replicas is not None:
         raise UsageError("--scale says how many replicas there are: leave --replicas out", param="replicas")
-    if min(named.values(), default=0.0) < 0 or named.get("drain") == 0:
+    if min(drain, cold_start, idle) < 0 or not drain:
         raise UsageError("drain must be above 0, cold_start and idle not below it", param="drain")
-    return Scaling(least=int(least), most=int(most), **named)
+    return Scaling(least=int(least), most=int(most), drain=drain, cold_start=cold_start, idle=idle)

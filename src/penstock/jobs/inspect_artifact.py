@@ -9,15 +9,11 @@ from pathlib import Path
 from penstock.artifact.checksums import verify_files
 from penstock.artifact.describe import describe
 from penstock.artifact.manifest import manifest_json, read_manifest
-from penstock.errors import CheckpointError
 
 
 def print_artifact(folder: Path, *, as_json: bool) -> None:
     """Raises CheckpointError for what is no artifact, an unfinished one, or one with a file that isn't as it was built;
     nothing is printed then."""
-    if not folder.is_dir():
-        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
-        raise CheckpointError(f"{what}: name an artifact's folder, as penstock build makes it")
     manifest = read_manifest(folder)
     verify_files(folder, manifest.files)
     print(manifest_json(manifest) if as_json else f"{describe(folder, manifest)}\n", end="")

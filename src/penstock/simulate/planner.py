@@ -175,10 +175,10 @@ class Planner:
 def _times(figures: FleetFigures, factor: float, total: int | None = None) -> FleetFigures:
     """The figures of so many times as many replicas, each with the same share. total: requests of a job, of which the
     last share of each replica may be less."""
-    requests = round(figures.requests * factor) if total is None else total
+    more = factor if total is None else total / figures.requests  # requests, and their tokens
     return replace(
         figures,
-        requests=requests,
-        output_rate=figures.output_rate * factor * (1.0 if total is None else total / (figures.requests * factor)),
+        requests=round(figures.requests * more),
+        output_rate=figures.output_rate * more,
         gpu_seconds=figures.gpu_seconds * factor,
     )

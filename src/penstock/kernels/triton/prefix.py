@@ -160,9 +160,7 @@ def _splits(programs: int) -> int:
     return 1 << max(1, min(MOST_PARTS, FILLED // programs)).bit_length() - 1
 
 
-def _shape(
-    ratio: int, width: int, dtype: torch.dtype, shared: int = LEAST_SHARED
-) -> tuple[int, int, int, int]:  # fmt: skip
+def _shape(ratio: int, width: int, dtype: torch.dtype, shared: int = LEAST_SHARED) -> tuple[int, int, int, int]:
     """Query rows of a tile, tokens of a tile, warps, stages. shared: bytes that a program may have; rows are the same
     whatever it is."""
     if dtype == torch.float32:

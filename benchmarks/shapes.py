@@ -33,6 +33,7 @@ import torch
 from knobs import read_knob
 from random_model import SHAPES, Shape, load_format, write_model
 from random_tokenizer import rare_pair
+from side_by_side import spread_experts
 from step_limit import Machine, probe
 from step_parts import PARTS, Profile, start_profiler
 from step_watch import Watch
@@ -236,6 +237,8 @@ def run_session(works: list[Work], knobs: dict[str, Any], shape: Shape, options:
         machine = probe(shape, device, find_dtype(knobs.get("dtype", "auto"), device))  # while the memory is free
         begin = time.monotonic()
         with LLM(**knobs) as llm:
+            if options.spread_experts:
+                spread_experts("penstock", llm)
             print(f"{shape.name} opened in {time.monotonic() - begin:.1f} s", flush=True)
             bench = Bench(llm, shape, machine, options)
             for work in works:
@@ -345,6 +348,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--work", action="append", choices=names, help="again for several; left out: all")
     parser.add_argument("--seconds", type=float, default=30.0, help="a work's longest; it is cut then")
     parser.add_argument("--no-profile", dest="profile", action="store_false", help="no parts of a step")
+    parser.add_argument("--spread-experts", action="store_true", help="routers' weights from N(0, 1); on a GPU")
     return with_model(parser, words)
 
 

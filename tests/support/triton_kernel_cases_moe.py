@@ -119,17 +119,18 @@ def naive(x: Tensor, scores: Tensor, of: Experts, gate_up: Tensor, down: Tensor)
     """The answer in fp64, and the size of what was added up to it."""
     weights, chosen = plain.route(scores, of.top_k, of.renormalise)
     out, size = (torch.zeros(x.shape, dtype=torch.float64) for _ in range(2))
-    for token, (mine, experts) in enumerate(zip(weights.double(), chosen, strict=True)):
-        for weight, expert in zip(mine, experts.tolist(), strict=True):
-            gate, up = (gate_up[expert] @ x[token].double() + _bias(of.gate_up, expert)).chunk(2)
-            if of.clamp is None:
-                middle = gate / (1 + torch.exp(-gate)) * up
-            else:
-                slope, most = of.clamp
-                gate, up = gate.clamp(max=most), up.clamp(-most, most)
-                middle = gate / (1 + torch.exp(-slope * gate)) * (up + 1)
-            out[token] += weight * (down[expert] @ middle + _bias(of.down, expert))
-            size[token] += weight * (down[expert].abs() @ middle.abs())
+    for expert in chosen.unique().tolist():
+        token, place = (chosen == expert).nonzero(as_tuple=True)
+        weight = weights[token, place].double()[:, None]
+        gate, up = (x[token].double() @ gate_up[expert].mT + _bias(of.gate_up, expert)).chunk(2, 1)
+        if of.clamp is None:
+            middle = gate / (1 + torch.exp(-gate)) * up
+        else:
+            slope, most = of.clamp
+            gate, up = gate.clamp(max=most), up.clamp(-most, most)
+            middle = gate / (1 + torch.exp(-slope * gate)) * (up + 1)
+        out[token] += weight * (middle @ down[expert].mT + _bias(of.down, expert))
+        size[token] += weight * (middle.abs() @ down[expert].mT.abs())
     return out, size
 
 

@@ -41,19 +41,125 @@ WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: t
 
 
 @triton.jit
+def _tile(
+    x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, expert, first, rows, block, N, K,
+    slope, most, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, GATED: tl.constexpr,
+    SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
+    INTEGERS: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, WG: tl.constexpr, XG: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """BM slots from `first` on, of which `rows` are the expert's, by BN of its outputs: `_grouped`'s arguments."""
+    m, n, lane = tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
+    real = m < rows
+    slot = (first + m).to(tl.int64)
+    pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
+    source = pair // TOP_K if GATED else slot
+    matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)  # its row in all experts'
+    MXFP4: tl.constexpr = W_SCALES == 3
+    HALVES: tl.constexpr = 2 if MXFP4 or INTEGERS == FOUR else 1
+    octet = tl.arange(0, BK // 2)
+    if HALVES == 2:
+        w_row, below = w + matrix[:, None] * (K // 2) + octet[None, :], tl.cast(N, tl.int64) * (K // 2)
+        lane = octet // 16 * 32 + octet % 16
+    else:
+        w_row, below = w + matrix[:, None] * K + lane[None, :], tl.cast(N, tl.int64) * K
+    x_row = source[:, None] * K + lane[None, :]
+    sums, low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
+    up, up_low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
+    SCALED: tl.constexpr = (W_SCALES == 2) | (X_SCALES == 2)
+    for at in tl.range(0, K, BK, num_stages=STAGES):
+        inside = (at + lane < K)[None, :]
+        held = real[:, None] if EVEN_K else real[:, None] & inside
+        if INTEGERS > 0:
+            of_w = (expert.to(tl.int64) * tl.cdiv(K, WG) + at // WG) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
+            w_factor, up_factor = 1.0, 1.0
+            if SCALED:
+                w_factor = tl.load(w_scale + of_w)[:, None]
+                if GATED:
+                    up_factor = tl.load(w_scale + of_w + N)[:, None]
+            sums = step_of_integers(
+                sums, w_row + at // HALVES, w_zero + of_w, x, x_row + at, inside, held, w_factor, SCALED, INTEGERS,
+                ZEROS, EVEN_K,
+            )  # fmt: skip
+            if GATED:
+                up = step_of_integers(
+                    up, w_row + below + at // HALVES, w_zero + of_w + N, x, x_row + at, inside, held, up_factor,
+                    SCALED, INTEGERS, ZEROS, EVEN_K,
+                )  # fmt: skip
+        elif MXFP4:
+            of_w = (expert.to(tl.int64) * tl.cdiv(K, 128) + at // 128) * (2 * N if GATED else N)
+            of_w += tl.minimum(n, N - 1)
+            turn = (at % 128 // 32 + octet // 16) * 8  # bits of a word behind which a byte's power stands
+            sums = step_of_four(sums, w_row + at // 2, w_scale + of_w, turn, x, x_row + at, inside, held, EVEN_K)
+            if GATED:
+                up = step_of_four(
+                    up, w_row + below + at // 2, w_scale + of_w + N, turn, x, x_row + at, inside, held, EVEN_K
+                )
+        else:
+            factor = 1.0
+            if X_SCALES == 2:
+                factor = tl.load(x_scale + source * tl.cdiv(K, XG) + at // XG, mask=real, other=0.0)[None, :]
+            w_factor, up_factor = factor, factor
+            if W_SCALES == 2:
+                of_w = w_scale + matrix * tl.cdiv(K, WG) + at // WG
+                w_factor = factor * tl.load(of_w)[:, None]
+                if GATED:
+                    up_factor = factor * tl.load(of_w + N * tl.cdiv(K, WG))[:, None]
+            sums, low = step(
+                sums, low, w_row + at, x, x_low, x_row + at, inside, held, w_factor, SCALED, PAIRED, EVEN_K
+            )
+            if GATED:
+                up, up_low = step(
+                    up, up_low, w_row + below + at, x, x_low, x_row + at, inside, held, up_factor, SCALED, PAIRED,
+                    EVEN_K,
+                )  # fmt: skip
+    if PAIRED and not SCALED:
+        sums += low / 16.0
+        up += up_low / 16.0
+    if X_SCALES == 1:
+        of_row = tl.load(x_scale + source, mask=real, other=0.0)[None, :]
+        sums *= of_row
+        up *= of_row
+    if W_SCALES == 1:
+        sums *= tl.load(w_scale + matrix)[:, None]
+        if GATED:
+            up *= tl.load(w_scale + matrix + N)[:, None]
+    if HAS_BIAS:
+        sums += tl.load(bias + matrix).to(tl.float32)[:, None]
+        if GATED:
+            up += tl.load(bias + matrix + N).to(tl.float32)[:, None]
+    there = (n < N)[None, :] & real[:, None]
+    if GATED:
+        if CLAMPED:
+            sums, up = tl.minimum(sums, most), tl.minimum(tl.maximum(up, -most), most) + 1.0
+        value = tl.trans(swish(sums, slope) * up).to(WIDE)
+        at_slot = slot[:, None] * N + n[None, :]
+        if FP8 > 0:
+            scale_at = slot[:, None] * tl.num_programs(0) + block
+            store_fp8(
+                tl.where(there, value, 0.0), out, out_low, out_scale, at_slot, there, scale_at, real[:, None], FP8
+            )
+        else:
+            tl.store(out + at_slot, value, mask=there)
+    else:
+        tl.store(out + pair[:, None] * N + n[None, :], tl.trans(sums).to(WIDE), mask=there)
+
+
+@triton.jit
 def _grouped(
     x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, tiles, chosen, N, K, slope, most,
     TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, GATED: tl.constexpr,
     SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
     INTEGERS: tl.constexpr, ZEROS: tl.constexpr,
-    FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WG: tl.constexpr,
-    XG: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, FEW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    WG: tl.constexpr, XG: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """GATED: rows of x by token, out by slot, N of gate and up each; else rows of x by slot, out by pair.
 
     W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a part; 3: weights in
     MXFP4, with scales in words of four, [experts, K / 128, outputs].   INTEGERS: what a byte of them holds, 0: they are
-    none; those have scales, and ZEROS perhaps, group by group: [experts, K / WG, outputs].
+    none; those have scales, and ZEROS perhaps, group by group: [experts, K / WG, outputs].   FEW: a tile that holds no
+    more rows than so is multiplied as one of FEW, not of BM: the last of an expert's.
     """
     wait(EARLY)
     tile, block = tl.program_id(1), tl.program_id(0)
@@ -61,103 +167,19 @@ def _grouped(
         expert, first, rows = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     else:
         expert, first, rows = tl.load(chosen + tile), tile, 1
-    if rows > 0:
-        m, n, lane = tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
-        real = m < rows
-        slot = (first + m).to(tl.int64)
-        pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
-        source = pair // TOP_K if GATED else slot
-        matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)  # its row in all experts'
-        MXFP4: tl.constexpr = W_SCALES == 3
-        HALVES: tl.constexpr = 2 if MXFP4 or INTEGERS == FOUR else 1
-        octet = tl.arange(0, BK // 2)
-        if HALVES == 2:
-            w_row, below = w + matrix[:, None] * (K // 2) + octet[None, :], tl.cast(N, tl.int64) * (K // 2)
-            lane = octet // 16 * 32 + octet % 16
-        else:
-            w_row, below = w + matrix[:, None] * K + lane[None, :], tl.cast(N, tl.int64) * K
-        x_row = source[:, None] * K + lane[None, :]
-        sums, low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
-        up, up_low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
-        SCALED: tl.constexpr = (W_SCALES == 2) | (X_SCALES == 2)
-        for at in tl.range(0, K, BK, num_stages=STAGES):
-            inside = (at + lane < K)[None, :]
-            held = real[:, None] if EVEN_K else real[:, None] & inside
-            if INTEGERS > 0:
-                of_w = (expert.to(tl.int64) * tl.cdiv(K, WG) + at // WG) * (2 * N if GATED else N) + tl.minimum(
-                    n, N - 1
-                )
-                w_factor, up_factor = 1.0, 1.0
-                if SCALED:
-                    w_factor = tl.load(w_scale + of_w)[:, None]
-                    if GATED:
-                        up_factor = tl.load(w_scale + of_w + N)[:, None]
-                sums = step_of_integers(
-                    sums, w_row + at // HALVES, w_zero + of_w, x, x_row + at, inside, held, w_factor, SCALED, INTEGERS,
-                    ZEROS, EVEN_K,
-                )  # fmt: skip
-                if GATED:
-                    up = step_of_integers(
-                        up, w_row + below + at // HALVES, w_zero + of_w + N, x, x_row + at, inside, held, up_factor,
-                        SCALED, INTEGERS, ZEROS, EVEN_K,
-                    )  # fmt: skip
-            elif MXFP4:
-                of_w = (expert.to(tl.int64) * tl.cdiv(K, 128) + at // 128) * (2 * N if GATED else N)
-                of_w += tl.minimum(n, N - 1)
-                turn = (at % 128 // 32 + octet // 16) * 8  # bits of a word behind which a byte's power stands
-                sums = step_of_four(sums, w_row + at // 2, w_scale + of_w, turn, x, x_row + at, inside, held, EVEN_K)
-                if GATED:
-                    up = step_of_four(
-                        up, w_row + below + at // 2, w_scale + of_w + N, turn, x, x_row + at, inside, held, EVEN_K
-                    )
-            else:
-                factor = 1.0
-                if X_SCALES == 2:
-                    factor = tl.load(x_scale + source * tl.cdiv(K, XG) + at // XG, mask=real, other=0.0)[None, :]
-                w_factor, up_factor = factor, factor
-                if W_SCALES == 2:
-                    of_w = w_scale + matrix * tl.cdiv(K, WG) + at // WG
-                    w_factor = factor * tl.load(of_w)[:, None]
-                    if GATED:
-                        up_factor = factor * tl.load(of_w + N * tl.cdiv(K, WG))[:, None]
-                sums, low = step(
-                    sums, low, w_row + at, x, x_low, x_row + at, inside, held, w_factor, SCALED, PAIRED, EVEN_K
-                )
-                if GATED:
-                    up, up_low = step(
-                        up, up_low, w_row + below + at, x, x_low, x_row + at, inside, held, up_factor, SCALED, PAIRED,
-                        EVEN_K,
-                    )  # fmt: skip
-        if PAIRED and not SCALED:
-            sums += low / 16.0
-            up += up_low / 16.0
-        if X_SCALES == 1:
-            of_row = tl.load(x_scale + source, mask=real, other=0.0)[None, :]
-            sums *= of_row
-            up *= of_row
-        if W_SCALES == 1:
-            sums *= tl.load(w_scale + matrix)[:, None]
-            if GATED:
-                up *= tl.load(w_scale + matrix + N)[:, None]
-        if HAS_BIAS:
-            sums += tl.load(bias + matrix).to(tl.float32)[:, None]
-            if GATED:
-                up += tl.load(bias + matrix + N).to(tl.float32)[:, None]
-        there = (n < N)[None, :] & real[:, None]
-        if GATED:
-            if CLAMPED:
-                sums, up = tl.minimum(sums, most), tl.minimum(tl.maximum(up, -most), most) + 1.0
-            value = tl.trans(swish(sums, slope) * up).to(WIDE)
-            at_slot = slot[:, None] * N + n[None, :]
-            if FP8 > 0:
-                scale_at = slot[:, None] * tl.num_programs(0) + block
-                store_fp8(
-                    tl.where(there, value, 0.0), out, out_low, out_scale, at_slot, there, scale_at, real[:, None], FP8
-                )
-            else:
-                tl.store(out + at_slot, value, mask=there)
-        else:
-            tl.store(out + pair[:, None] * N + n[None, :], tl.trans(sums).to(WIDE), mask=there)
+    if rows > FEW:
+        _tile(
+            x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, expert, first, rows, block, N,
+            K, slope, most, TOP_K, HAS_BIAS, CLAMPED, GATED, SORTED, W_SCALES, X_SCALES, PAIRED, INTEGERS, ZEROS, FP8,
+            WIDE, BM, BN, BK, WG, XG, EVEN_K, STAGES,
+        )  # fmt: skip
+    elif FEW > 0:  # noqa: SIM102 - it alone is known when this is compiled
+        if rows > 0:
+            _tile(
+                x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, expert, first, rows, block,
+                N, K, slope, most, TOP_K, HAS_BIAS, CLAMPED, GATED, SORTED, W_SCALES, X_SCALES, PAIRED, INTEGERS, ZEROS,
+                FP8, WIDE, FEW, BN, BK, WG, XG, EVEN_K, STAGES,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -187,6 +209,11 @@ class Cut:
     stages: int
     warps: int
     form: Form = "wide"  # of the rows that it takes
+
+    @property
+    def few(self) -> int:
+        """Rows up to which a tile is multiplied as one of so many; 0: none is."""
+        return self.rows // 4 if self.rows >= 64 else 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -238,7 +265,6 @@ def plan_of(tokens: int, of: Experts) -> Plan:
     rows = _rows_of(tokens, of)
     warps = 8 if rows == 128 else 4
     if of.gate_up.in_fp4:  # few numbers at once: others' programs multiply while one widens
-        rows = 64 if rows == 128 and tokens * of.top_k < 250 * of.shape[0] else rows
         return Plan(Cut(rows, 64, 64, 3, 4), Cut(rows, 64 if rows == 16 else 128, 64, 3, 4), True)
     if not eight:
         outputs = 128 if rows == 128 else 64
@@ -332,7 +358,7 @@ def _launch(
         X_SCALES=0 if isinstance(rows, Tensor) else 1 if by_row else 2,
         PAIRED=isinstance(rows, Fp8Rows) and rows.low is not None,
         FP8=0 if eight is None else BITS["eight" if eight.low is None else "pair"], WIDE=WIDE[of.dtype], BM=cut.rows,
-        BN=cut.outputs, BK=cut.inputs, WG=matrix.group if integers else FP8_GROUP,
+        FEW=cut.few, BN=cut.outputs, BK=cut.inputs, WG=matrix.group if integers else FP8_GROUP,
         XG=max(groups, 1), EVEN_K=k % cut.inputs == 0, STAGES=cut.stages,
         EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip

@@ -54,7 +54,7 @@ class Case:
         self.flops = 4.0 * rows * heads * width * SHARED
 
     def state(self, tile: Tile) -> prefix.PrefixState:
-        prefix._shape = lambda *_: tile
+        prefix._shape = lambda *_, **__: tile
         return prefix.PrefixState.of(tuple(self.q.shape), B, GPU, self.kv.kv_heads, 64)
 
     def launch(self, state: prefix.PrefixState) -> None:

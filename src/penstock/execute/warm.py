@@ -95,8 +95,10 @@ def _all_rows_ask(step: DeviceStep) -> None:
 
 
 def _kinds_of_sizes(rows: int) -> list[int]:
-    """Sizes that differ in how their kernels are compiled: by powers of two, and by being multiples of 16."""
-    counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)} | {min(24, rows), min(1152, rows)}
+    """Sizes that differ in how their kernels are compiled: by powers of two, by being multiples of 16, and the largest
+    below that at which prefixes have other tiles."""
+    counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)}
+    counts |= {min(some, rows) for some in (24, 1152, 1984)}
     return sorted({padded(count) for count in counts})
 
 

@@ -23,7 +23,8 @@ PART_TOKENS = 128  # of a prefix, that one of them takes at least
 PART_TILE = 64  # parts are multiples of it
 FILLED = 2048  # programs that fill the chip, most of them with nothing to do
 EACH = 1024  # groups that a program looks at together
-WIDE_TILE = 106_496  # bytes of shared memory that 64 tokens of 256 numbers take
+WIDE_TILE = 106_496  # bytes of shared memory that 128 queries of 128 numbers and 64 tokens take, and some more
+MANY_ROWS = 2048  # from here on groups fill tiles twice as high
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ def attend_prefixes(
     rows, heads, width = q.shape
     kv_heads, groups = kv.kv_heads, start.shape[0] - 1
     ratio = heads // kv_heads
-    queries, tokens, warps, stages = _shape(ratio, width, q.dtype, shared_of(q.device))
+    queries, tokens, warps, stages = _shape(ratio, width, q.dtype, shared_of(q.device), rows)
     tiles = _tiles(rows, ratio, groups, width, q.dtype)
     _prefix[(tiles * kv_heads, state.splits)](
         q, kv.keys, kv.values, state.lse if kv.scales is None else kv.scales, state.answer, state.lse, start, blocks,
@@ -145,14 +146,14 @@ def attend_prefixes(
     )  # fmt: skip
 
 
-def tile_members(ratio: int, width: int, dtype: torch.dtype) -> int:
-    """Rows of a tile, for so many query heads of a KV head."""
-    return _shape(ratio, width, dtype)[0] // ratio
+def tile_members(ratio: int, width: int, dtype: torch.dtype, rows: int = 1) -> int:
+    """Rows of a tile, for so many query heads of a KV head and rows of a step."""
+    return _shape(ratio, width, dtype, rows=rows)[0] // ratio
 
 
 def _tiles(rows: int, ratio: int, groups: int, width: int, dtype: torch.dtype) -> int:
     """Tiles of rows of one group, at most."""
-    return rows // tile_members(ratio, width, dtype) + groups
+    return rows // tile_members(ratio, width, dtype, rows) + groups
 
 
 def _splits(programs: int) -> int:
@@ -160,9 +161,13 @@ def _splits(programs: int) -> int:
     return 1 << max(1, min(MOST_PARTS, FILLED // programs)).bit_length() - 1
 
 
-def _shape(ratio: int, width: int, dtype: torch.dtype, shared: int = LEAST_SHARED) -> tuple[int, int, int, int]:
-    """Query rows of a tile, tokens of a tile, warps, stages. shared: bytes that a program may have; rows are the same
-    whatever it is."""
+def _shape(
+    ratio: int, width: int, dtype: torch.dtype, shared: int = LEAST_SHARED, rows: int = 1
+) -> tuple[int, int, int, int]:
+    """Query rows of a tile, tokens of a tile, warps, stages: the best of gpu_timing/prefix.py on an H200. shared: bytes
+    that a program may have; query rows are the same whatever it is. A row's answer hangs on the tokens alone."""
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
-    return max(64, next_power_of_2(ratio)), 32 if width > 128 and shared < WIDE_TILE else 64, 4, 2
+    tall = 64 < width <= 128 and rows >= MANY_ROWS
+    tokens = 32 if width > 128 or (width > 64 and shared < WIDE_TILE) else 64
+    return max(128 if tall else 64, next_power_of_2(ratio)), tokens, 4, 2

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.engine_options import EngineCommand, engine_options, given_options
+from penstock.cli.engine_options import EngineCommand, engine_options, given_options, refuse_options
 from penstock.errors import UsageError
 
 deploy_app = typer.Typer(help="Take Penstock to others' machines.", no_args_is_help=True, rich_markup_mode=None)
@@ -175,9 +175,7 @@ def ray(
 
     needs_ray()
     if app is not None:
-        if given := given_options(context, "app", "address"):
-            option, flag = next(iter(given.items()))
-            raise UsageError(f"{flag} is said in {app}: change it there", param=option)
+        refuse_options(given_options(context, "app", "address"), f"is said in {app}: change it there")
         stopped_by_sigterm(lambda: deploy_on_ray(read_serve_file(app), address))
         return
     if "model" in knobs:

@@ -54,6 +54,12 @@ def given_options(context: typer.Context, *but: str) -> dict[str, str]:
     return {name: flag for name, flag in flags.items() if sources[name] != "DEFAULT"}
 
 
+def refuse_options(given: dict[str, str], why: str) -> None:
+    """Raises UsageError for the first of `given_options`, which nothing would read."""
+    for name, flag in given.items():
+        raise UsageError(f"{flag} {why}", param=name)
+
+
 def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
     """A typer option a knob of Config: `max_num_seqs` is `--max-num-seqs`, with its type, default and help."""
     parameters = []

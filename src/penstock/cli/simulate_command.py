@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.engine_options import EngineCommand, engine_options, given_options
+from penstock.cli.engine_options import EngineCommand, engine_options, given_options, refuse_options
 from penstock.errors import UsageError
 
 Many = list[Path] | None
@@ -99,14 +99,14 @@ def simulate(
     if measure is not None and out is not None:
         from penstock.simulate.measure_steps import measure_steps
 
-        _refuse(given, "is for simulating: leave it out beside --measure")
+        refuse_options(given, "is for simulating: leave it out beside --measure")
         measure_steps(Config.of(model=measure, **knobs), out, price)
         return
     if scale is None:
         of_scale = {name: flag for name, flag in given.items() if name in ("drain", "cold_start", "idle")}
-        _refuse(of_scale, "is of --scale LEAST:MOST: give that too, or leave it out")
+        refuse_options(of_scale, "is of --scale LEAST:MOST: give that too, or leave it out")
     if "most" in given and (not goal or replicas is not None or scale is not None):
-        _refuse({"most": "--most"}, "bounds the search for the fewest replicas that keep a --goal: leave it out")
+        refuse_options({"most": "--most"}, "bounds the search for the fewest replicas that keep a --goal: leave it out")
     from penstock.simulate.load_source import LoadOptions
     from penstock.simulate.run_simulation import SimulationOptions, run_simulation
     from penstock.simulate.simulated_engine import open_engine
@@ -126,12 +126,6 @@ def simulate(
             simulated=simulated, price=price, as_json=as_json, picture=picture,
         ),
     )  # fmt: skip
-
-
-def _refuse(given: dict[str, str], why: str) -> None:
-    """Raises UsageError for the first option, which was typed and nothing would read."""
-    for name, flag in given.items():
-        raise UsageError(f"{flag} {why}", param=name)
 
 
 def _heights(curve: str | None) -> tuple[float, ...]:

@@ -27,6 +27,7 @@ _NOTHING = np.zeros(0, np.int32)
 # Of steps that are chunks alone: products of so many rows differ in their tiles, norms in how many rows a program has
 # (264: the last of narrow layers that starts early), also where fewer sequences may run.
 _CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 1024)
+_MOST_LOW = 1984  # rows: the largest size whose prefixes have low tiles, which may be one part there and two at 1,024
 
 
 def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
@@ -77,6 +78,8 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
         for size in sizes:
             for grouped in (False, True) if grouping and size > 1 else (False,):
                 step.launch_forward(size, grouped)
+        if grouping and sizes[-1] > _MOST_LOW:
+            step.launch_forward(_MOST_LOW, True)
         drawing.result()
 
 
@@ -95,10 +98,8 @@ def _all_rows_ask(step: DeviceStep) -> None:
 
 
 def _kinds_of_sizes(rows: int) -> list[int]:
-    """Sizes that differ in how their kernels are compiled: by powers of two, by being multiples of 16, and the largest
-    below that at which prefixes have other tiles."""
-    counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)}
-    counts |= {min(some, rows) for some in (24, 1152, 1984)}
+    """Sizes that differ in how their kernels are compiled: by powers of two, and by being multiples of 16."""
+    counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)} | {min(24, rows), min(1152, rows)}
     return sorted({padded(count) for count in counts})
 
 

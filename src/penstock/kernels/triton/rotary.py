@@ -164,6 +164,7 @@ def rotary_and_store(
             EIGHT=kv.eight, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
             WIDE=q_norm is not None and q_norm.dtype == torch.float32, EARLY=early, PIECE=piece,
             OF_V=next_power_of_2(kv_heads * width),
-            num_warps=max(1, min(_WARPS if q_norm is None else _WARPS_OF_NORMS, piece * half // 128)), launch_pdl=bool(early),
+            num_warps=max(1, min(_WARPS if q_norm is None else _WARPS_OF_NORMS, piece * half // 128)),
+            launch_pdl=bool(early),
         )  # fmt: skip
     return qkv.view(tokens, parts, width)[:, :heads]

@@ -55,6 +55,19 @@ def greedy(**more: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "max_tokens": 40, "ignore_eos": True} | more)
 
 
+def test_a_first_step_that_is_full_does_not_wait_for_the_other_prompts(llm: LLM) -> None:
+    under_way: list[int] = []
+
+    def prompts() -> Iterator[Prompt]:
+        for i in range(8):
+            under_way.append(len(llm.engine.flights))
+            yield Prompt(key=i, prompt=[40 + i] * 30, params=greedy(max_tokens=3))
+
+    assert sorted(done.key for done in llm.stream(prompts())) == list(range(8))
+    assert under_way[:3] == [0, 0, 0]  # 90 tokens, where a step takes 64
+    assert under_way[3:] == [1] * 5
+
+
 def test_what_scripts_for_vllm_say_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_llm(folder, tensor_parallel_size=1, trust_remote_code=True, quantization=None, seed=None) as llm:
         assert "penstock: trust_remote_code=True changes nothing: no code of a model" in capsys.readouterr().err

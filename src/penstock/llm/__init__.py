@@ -276,10 +276,11 @@ class LLM(BetweenCalls, LabelScorer):
             return
         source = iter(prompts)
         known: dict[int, tuple[PendingRequest, Prompt]] = {}
-        room = _AHEAD * self.facts.max_num_seqs
+        room, fills = _AHEAD * self.facts.max_num_seqs, self._engine.scheduler.limits.max_batched_tokens
         try:
             self._refuse_asleep()
             while True:
+                taken = 0
                 while room > 0 and (prompt := next(source, None)) is not None:
                     try:
                         with held_interrupts():
@@ -292,6 +293,9 @@ class LLM(BetweenCalls, LabelScorer):
                         yield [(Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt)]
                         continue
                     room -= asked.remaining
+                    taken += len(ids)
+                    if taken >= fills and not self._engine.flights:
+                        break  # the device rests and this fills its step: the others are taken beside it
                 if not known:
                     return
                 news, stop = self._step()

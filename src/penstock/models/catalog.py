@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMALL = "34 small models on an H200 against transformers there (tests/models/test_families_gpu.py, 2026-11-26)"
+SMALL = "37 small models on an H200 against transformers there (tests/models/test_families_gpu.py, 2026-11-26)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ _GPU = "CPU, GPU"
 _EXPERTS = "experts wide, in float8, int8 or int4"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
-    "gemma2": Served("Gemma 2"),
+    "gemma2": Served("Gemma 2", _GPU),
     "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
-    "gemma3_text": Served("Gemma 3 270M, 1B"),
+    "gemma3_text": Served("Gemma 3 270M, 1B", _GPU),
     "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", _GPU, notes="experts in four bits (MXFP4) or wide"),
     "granite": Served("Granite 3.0 to 3.3", _GPU),
     "llama": Served("Llama 1 to 3.x, and what was saved as such", _GPU),
@@ -39,7 +39,7 @@ CATALOG: dict[str, Served] = {
     "phi3": Served("Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini", _GPU, notes="max_model_len decides on longrope's factors"),
     "qwen2": Served("Qwen1.5, Qwen2, Qwen2.5", _GPU),
     "qwen3": Served("Qwen3", _GPU),
-    "qwen3_moe": Served("Qwen3-30B-A3B, 235B-A22B, Coder", notes=_EXPERTS),
+    "qwen3_moe": Served("Qwen3-30B-A3B, 235B-A22B, Coder", _GPU, notes=_EXPERTS),
     "smollm3": Served("SmolLM3", _GPU),
 }
 MEASURED = (

@@ -74,11 +74,11 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form
     out = torch.empty((rows, d), dtype=x.dtype, device=x.device) if form == "wide" else empty_rows(x, form)
     if rows:
         width = next_power_of_2(d)
-        many = rows > 256
-        each = max(1, min(4, 1024 // width)) if many else 1
+        each = max(1, min(4, 1024 // width)) if rows > 256 else 1
         early = early_of(x.device, cdiv(rows, each))
-        # 16,384 x 2,560 joined: 16 warps 114 us, 4 92. A few rows want all that a program can have.
-        warps = max(1, min(4 if many else 16, width * each // 256))
+        # Two norms of many rows: 16,384 x 2,560 by 16 warps 114 us, by 4 92. Wider rows spill unless warps grow along.
+        most = max(4, width // 1024) if rows > 256 and first is not None else 16
+        warps = max(1, min(most, width * each // 256))
         _rms_norm[(cdiv(rows, each),)](
             x, x if residual is None else residual, weight, weight if first is None else first,
             *pointers(out), rows, x.stride(0), d, eps,

@@ -4,8 +4,9 @@
         [--tokens 1 16 128 1000] [--warm I/N]
 
 A time is the median of replays of a graph that holds the call several times. "share" is of the time that the weights of
-all experts that tokens were sent to need at copy speed. --sweep times other plans; --warm compiles the I-th of N parts
-of them and measures nothing.
+all experts that tokens were sent to need at copy speed. "dense" is a product by one matrix of the same numbers, the
+experts' below each other, and as many rows as an expert has on average: the same operations, the same bytes.
+--sweep times other plans; --warm compiles the I-th of N parts of them and measures nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ import rows as timing
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.triton import moe, moe_one, moe_route
+from penstock.kernels.triton.linear import linear, prepare_linear
+from penstock.kernels.triton.linear_fp8 import linear_fp8, prepare_linear_fp8
+from penstock.kernels.triton.linear_groups import linear_int, prepare_linear_fp8_groups, prepare_linear_int
 
 B, GPU = torch.bfloat16, torch.device("cuda")
 Cuts = tuple[moe_one.OneCut, moe_one.OneCut]
@@ -167,7 +171,7 @@ def told(plan: moe.Plan | Cuts | None) -> str:
 
 
 def parts_of(layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor, plan: moe.Plan) -> None:
-    """Each launch by itself; and a dense product over as many rows as the first one has."""
+    """Each launch by itself, and the two products beside dense ones."""
     of, tokens = layers[0].of, x.shape[0]
     rows = plan.gate_up.rows if plan.sorted else 0
     routes = [
@@ -194,6 +198,30 @@ def parts_of(layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor,
     print(
         f"    routes and a memset {ms * 1e3:.1f}, gate and up {first * 1e3:.1f}, down {second * 1e3:.1f} us", flush=True
     )
+    dense = [dense_ms(matrix, -(-tokens * of.top_k // of.shape[0])) for matrix in (of.gate_up, of.down)]
+    share = sum(dense) / (first + second)
+    print(f"    dense {dense[0] * 1e3:.1f} and {dense[1] * 1e3:.1f} us: {share:.0%} of their pace", flush=True)
+
+
+def dense_ms(experts: ExpertMatrix, rows: int) -> float:
+    """Milliseconds of rows @ the experts below each other, by the dense product of their kind. mxfp4 has none: it is
+    held against integers of four bits with a scale an output, which are 6 % fewer bytes."""
+    numbers = experts.numbers.flatten(0, 1)
+    x = torch.randn(rows, numbers.shape[1] * (2 if experts.in_four_bits else 1), dtype=B, device=GPU)
+    if experts.scale is None:
+        wide = prepare_linear(numbers)
+        return timing.timed([lambda: linear(x, wide)])
+    scale = experts.scale.flatten(0, 1)
+    if experts.in_eight_bits and not experts.by_group:
+        eight = prepare_linear_fp8(numbers, scale, B)
+        ready = moe._in_form(x, eight.form(rows))
+        return timing.timed([lambda: linear_fp8(ready, eight)])
+    if experts.in_eight_bits:
+        matrix = prepare_linear_fp8_groups(numbers, scale, B)
+    else:
+        scale = torch.full((len(numbers), 1), 1e-3, device=GPU) if experts.in_fp4 else scale
+        matrix = prepare_linear_int(numbers, scale, None, B)
+    return timing.timed([lambda: linear_int(x, matrix)])
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ def main() -> None:
     args = _arguments()
     cases = [(args.rows, args.groups)] if args.rows else [(8192, 8), (1000, 0), (128, 0), (1, 0)]
     if args.library:
-        choose.CANDIDATES |= {op: choose.CANDIDATES[op][-1:] for op in ("prepare_linear", "linear")}
+        choose.CANDIDATES |= {op: choose.CANDIDATES[op][-1:] for op in ("prepare_linear", "linear", "linear_gated")}
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(LLAMA_1B | json.loads(args.model)))

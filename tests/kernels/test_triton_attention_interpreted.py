@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
@@ -56,6 +58,6 @@ def test_groups_with_a_window_are_refused():
 @pytest.mark.parametrize("width", [32, 64, 128, 256])
 def test_a_tile_holds_a_row_of_as_many_heads_as_there_may_be(width, dtype):
     for ratio in (1, 7, 64, 71, 128, 200):
-        shapes = [prefill._shape(ratio, width, dtype, shared) for shared in (101_376, 232_448)]
+        shapes = [prefill._shape(ratio, width, dtype, *other) for other in product((101_376, 232_448), (0, 2))]
         for queries, *_ in [*shapes, prefix._shape(ratio, width, dtype)]:
             assert queries >= ratio and queries & (queries - 1) == 0

@@ -25,6 +25,13 @@ def test_gate_and_table():
         cases.check_gate_and_table(CPU, F32, rows, width)
 
 
+def test_the_gate_inside_its_product(monkeypatch):
+    cases.check_linear_gated(CPU, F32, 130, 136, 72)
+    for name, few in (("_ROWS", 16), ("_OUTPUTS", 16), ("_BAND", 2)):  # many tiles, in bands that are not full
+        monkeypatch.setattr(cases.linear_gated, name, few)
+    cases.check_linear_gated(CPU, F32, 90, 56, 136)
+
+
 @pytest.mark.parametrize("shape", [(4, 2, 64), (7, 1, 80), (2, 2, 32)], ids=str)
 @pytest.mark.parametrize("norms", [False, True])
 def test_rotary(shape, norms):

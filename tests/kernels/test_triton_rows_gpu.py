@@ -39,6 +39,13 @@ def test_gate_and_table(cases, dtype, width):
         cases.check_gate_and_table(GPU, dtype, rows, width)
 
 
+@pytest.mark.parametrize("width, k", [(8, 8), (128, 64), (1000, 200), (4864, 896), (14336, 4096)])
+@pytest.mark.parametrize("kind", DTYPES[:2], ids=str)
+def test_the_gate_inside_its_product(cases, kind, width, k):
+    for rows in (1, 128, 1030):
+        cases.check_linear_gated(GPU, kind, rows, width, k)
+
+
 @pytest.mark.parametrize(
     "shape", [(32, 8, 64), (14, 2, 64), (4, 1, 256), (28, 4, 128), (3, 3, 80), (2, 2, 96)], ids=str
 )

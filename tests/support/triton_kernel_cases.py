@@ -5,12 +5,14 @@ small cases, and natively on a GPU, in wide ones. Import the kernels' environmen
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from kernels_naive import assert_close, naive_rms_norm, naive_rotate, rotate
 from sampler_oracle import asked, some_rows
 from torch import Tensor
@@ -26,6 +28,7 @@ from penstock.kernels.triton import (
     activation,
     blocks,
     embedding,
+    linear_gated,
     linear_one,
     linear_small,
     logprobs,
@@ -68,10 +71,21 @@ def check_norms(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
             torch.testing.assert_close(one, other)
 
 
+def check_linear_gated(device: str, dtype: torch.dtype, rows: int, width: int, k: int) -> None:
+    """The gate inside its product against fp64, gate and up rounded as a product leaves them."""
+    x, weight = drawn(rows, k, dtype=dtype), drawn(2 * width, k, seed=1, by=k**-0.5, dtype=dtype)
+    gate, up = (x.double() @ weight.double().T).to(dtype).double().chunk(2, dim=-1)
+    for name, naive in (("silu", F.silu), ("gelu_tanh", partial(F.gelu, approximate="tanh"))):
+        got = linear_gated.gated_product(x.to(device), weight.to(device), name)
+        assert got.dtype == dtype and got.shape == (rows, width)
+        assert_close(got.cpu(), naive(gate) * up)
+
+
 def check_gate_and_table(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
     gate_up = drawn(rows, 2 * width, by=4.0, dtype=dtype)
     gate, up = gate_up.double().chunk(2, dim=-1)
     assert_close(activation.silu_mul(gate_up.to(device)).cpu(), gate / (1 + torch.exp(-gate)) * up)
+    assert_close(activation.gelu_mul(gate_up.to(device)).cpu(), F.gelu(gate, approximate="tanh") * up)
     table = drawn(37, width, dtype=dtype)
     for kind in (torch.int32, torch.int64):
         ids = torch.randint(37, (rows,), generator=torch.Generator().manual_seed(1)).to(kind)

@@ -60,6 +60,13 @@ def _linear() -> tuple[Candidate, ...]:
     return (streamed, *_reference("linear", PACKED))
 
 
+def _linear_gated() -> tuple[Candidate, ...]:
+    """Returns the forms as `_linear` does. Bulk copies (TMA) came with 9.0."""
+    inside = "for many rows the gate inside the product, before its answer is written"
+    fused = Candidate("triton", "linear_gated", inside, ("cuda",), (torch.bfloat16, torch.float16), (9, 0))
+    return (fused, *_reference("linear", "none: the gate follows the product"))
+
+
 def _fp8() -> tuple[Candidate, ...]:
     """Returns the forms as `_linear` does; of the GPU's dtypes those that float8 widens to without loss. Other GPUs
     have the weight widened: those without e4m3, and 8.9 (L4, L40S), whose programs have 99 KB of shared memory where
@@ -87,6 +94,7 @@ def _experts() -> tuple[Candidate, ...]:
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "prepare_linear": _linear(),
     "linear": _linear(),
+    "linear_gated": _linear_gated(),
     "prepare_linear_fp8": _fp8(),
     "linear_fp8": _fp8(),
     "prepare_linear_fp8_groups": _groups("fp8_groups", WIDENED),

@@ -44,9 +44,12 @@ class Mlp:
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """x `[T, d]` -> `[T, d]`."""
-        gate_up = self.gate_up(ops, x)
-        gate = ops.silu_mul if self.activation == "silu" else ops.gelu_mul
-        return self.down(ops, gate(gate_up, self.down.form(gate_up.shape[0])))
+        middle: Rows | None = self.gate_up.gated(x, self.activation)
+        if middle is None:
+            gate_up = self.gate_up(ops, x)
+            gate = ops.silu_mul if self.activation == "silu" else ops.gelu_mul
+            middle = gate(gate_up, self.down.form(gate_up.shape[0]))
+        return self.down(ops, middle)
 
     @property
     def reader(self) -> Linear:

@@ -30,6 +30,8 @@ class Product:
     matrix: Any  # the operation's own: no layer looks into it
     form: Callable[[int], Form] = TakesWideRows().form  # how so many rows are wanted
     streamed: Any = None  # what the fused operations of one row take; None: they don't serve this matrix
+    # rows, matrix, activation -> act(gate) * up, or None, as Ops.linear_gated; None: there is no such form
+    gated: Callable[[Tensor, Any, str], Tensor | None] | None = None
 
 
 class Scheme(Protocol):
@@ -75,7 +77,7 @@ class Plain:
 def plain_product(ops: Ops, matrix: Tensor) -> Product:
     """Returns the product by a matrix [out, in] of the model's dtype."""
     prepared = ops.prepare_linear(matrix)
-    return Product(ops.linear, prepared, streamed=prepared)
+    return Product(ops.linear, prepared, streamed=prepared, gated=ops.linear_gated)
 
 
 def named(part: Part, suffix: str) -> Part:

@@ -55,6 +55,10 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
     return F.linear(x, weight, bias)
 
 
+def linear_gated(x: Tensor, weight: Tensor | PackedWeight, activation: str) -> None:
+    """Returns None: there is no faster form than `linear` and the gate behind it, which are what it is held against."""
+
+
 def widened_linear(x: Tensor, outputs: int, worth: Callable[[slice], Tensor], bias: Tensor | None = None) -> Tensor:
     """x [T, in] times a matrix that is stored otherwise, a stretch of its rows at a time -> [T, outputs].
 

@@ -34,6 +34,13 @@ def swish(gate, slope):
 
 
 @triton.jit
+def gelu_tanh(gate):
+    """gate * (1 + tanh(y)) / 2 (GELU in tanh's approximation, arXiv:1606.08415), which is gate / (1 + exp(-2 y))."""
+    root = tl.rsqrt(1.0 + tl.exp2(gate * (-2.302208198 - 0.1029432396 * gate * gate)))
+    return gate * root * root
+
+
+@triton.jit
 def _gated(
     gate_up, out, low, scales, width, stride, GELU: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -45,11 +52,7 @@ def _gated(
     there = column < width
     gate = tl.load(gate_up + row * stride + column, mask=there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + width + column, mask=there, other=0.0).to(tl.float32)
-    if GELU:  # tanh(x) = 1 - 2 / (1 + exp(2 x))
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        value = gate * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * inner))) * up
-    else:
-        value = swish(gate, 1.0) * up
+    value = gelu_tanh(gate) * up if GELU else swish(gate, 1.0) * up
     value = value.to(gate_up.dtype.element_ty)
     if FP8 > 0:
         alone = row + tl.zeros((1, 1), tl.int64)

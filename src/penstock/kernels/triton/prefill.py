@@ -120,7 +120,7 @@ def attend_chunks(
     count, heads, width = q.shape
     kv_heads, chunks = kv.kv_heads, context.shape[0]
     ratio = heads // kv_heads
-    queries, tokens, warps, stages = _shape(ratio, width, q.dtype, shared_of(q.device))
+    queries, tokens, warps, stages = _shape(ratio, width, q.dtype, shared_of(q.device), kv.eight)
     tiles = count // (queries // ratio) + chunks
     _prefill[(tiles * kv_heads,)](
         q, kv.keys, kv.values, q if kv.scales is None else kv.scales, q if sinks is None else sinks, out, start,
@@ -132,12 +132,14 @@ def attend_chunks(
     )  # fmt: skip
 
 
-def _shape(ratio: int, width: int, dtype: torch.dtype, shared: int) -> tuple[int, int, int, int]:
+def _shape(ratio: int, width: int, dtype: torch.dtype, shared: int, eight: int) -> tuple[int, int, int, int]:
     """Query rows of a tile, tokens of a tile, warps, stages. The best of ten on an H200 for 16 chunks of 1,024 tokens:
-    278 TFLOPS at width 256 (64 queries by 32 tokens 244, for chips with less shared memory), 290 at 128 and 64."""
+    278 TFLOPS at width 256 (64 queries by 32 tokens 244, for chips with less shared memory), 290 at 128 and 64. Of K
+    and V in eight bits, which are widened for each tile, 128 queries read a token half as often: 192 -> 261 TFLOPS at
+    width 128 (4 chunks of 4,096 tokens: 224 -> 323), 193 -> 225 at 64."""
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
     least = next_power_of_2(ratio)  # a tile holds a whole row
     if width > 128:
         return (max(128, least), 64, 8, 2) if shared >= WIDE_TILE else (max(64, least), 32, 4, 2)
-    return max(64, least), 64, 4, 2
+    return max(128 if eight == 2 else 64, least), 64, 4, 2

@@ -18,6 +18,9 @@ DOCS = REPOSITORY / "docs"
 
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py")))
 PAGES = sorted(path for path in [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])
+FOLDERS = ("benchmarks", "deploy", "examples", "scripts", "src", "tests")
+FILES = [f"/{path.relative_to(REPOSITORY).as_posix()}" for each in FOLDERS for path in (REPOSITORY / each).rglob("*.*")]
+NAME_OTHERS = ("bench_against_another_client.md", "given_up.md")
 
 
 def test_every_knob_is_documented() -> None:
@@ -42,6 +45,23 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", page.read_text())
     local = [a or b for a, b in targets if not re.match(r"[a-z]+:|#", a or b)]
     assert [target for target in local if not (page.parent / target.split("#")[0]).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """`name.py`, `folder/name.py` and `folder/{one,two}.py`, wherever in the repository they end so."""
+    if page.name in ("LOG.md", "CHANGELOG.md") or page.name in NAME_OTHERS:
+        pytest.skip("history, and sources of others, name what is not here")
+    named = {name for each in re.findall(r"`([\w/{},]+\.(?:py|sh))`", page.read_text()) for name in expanded(each)}
+    assert sorted(name for name in named if not any(path.endswith("/" + name) for path in FILES)) == []
+
+
+def expanded(name: str) -> list[str]:
+    """`{a,b}/{c,d}.py` -> four names."""
+    found = re.search(r"\{([\w,]+)\}", name)
+    if found is None:
+        return [name]
+    return [each for part in found[1].split(",") for each in expanded(name.replace(found[0], part, 1))]
 
 
 def test_decisions_are_listed() -> None:

@@ -46,8 +46,8 @@ class Linear:
         return out if bias is None else out.add_(bias)
 
     def gated(self, x: Rows, activation: str) -> Tensor | None:
-        """Of a matrix of gate's rows, then up's: act(gate) * up `[T, out / 2]`, where there is an operation for both
-        that is faster than one after the other; else None."""
+        """Returns act(gate) * up `[T, out / 2]` by a matrix of gate's rows, then up's, where one operation is faster
+        than two one after the other; else None."""
         assert self.product is not None, "a linear is prepared before it is used"
         if self.product.gated is None or self.bias is not None or not isinstance(x, Tensor):
             return None

@@ -38,6 +38,15 @@ def open_llm(folder: Path, **knobs: Any) -> LLM:
     return LLM(str(folder), **defaults | knobs)
 
 
+def test_what_only_a_gpu_has_is_told_of_on_a_cpu(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    open_llm(folder, device="cpu").close()
+    assert not caplog.messages
+    open_llm(folder, device="cpu", gpu_memory_utilization=0.5, max_cudagraph_capture_size=64).close()
+    assert caplog.messages == [
+        "nothing reads gpu_memory_utilization, max_cudagraph_capture_size here: this runs on the CPU"
+    ]
+
+
 def is_at_rest(llm: LLM) -> bool:
     """Nothing lives, no flight is out, and every block is free or kept for its prompt alone."""
     engine, stats = llm._engine, llm.stats()

@@ -5,6 +5,7 @@ It knows Config, folders and devices; no sequences, no text.
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,10 @@ from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.stored_quantization import StoredQuantization
 from penstock.weights.kv_scales import asks_for_eight_bits, read_kv_scales
 from penstock.weights.load import load_model
+
+log = logging.getLogger(__name__)
+
+GPU_ONLY = ("gpu_memory_utilization", "max_cudagraph_capture_size")  # knobs that nothing reads on a CPU
 
 
 def open_runner(config: Config, folder: Path) -> TorchRunner:
@@ -61,6 +66,8 @@ def open_share(
 
     agree: this rank's limits -> what all ranks are built with. make: the runner's class, or what takes its arguments.
     """
+    if layout.rank == 0 and device.type == "cpu" and (unread := set_for_gpus(config)):
+        log.warning("nothing reads %s here: this runs on the CPU", ", ".join(unread))
     generation = read_generation_defaults(folder)
     model_config = read_model_config(folder)
     limits = batch_limits(config, model_config.context, device)
@@ -82,6 +89,12 @@ def open_share(
     if layout.size > 1:
         agree(sized)  # all have come so far, and nobody is waited for while another compiles or captures
     return runner
+
+
+def set_for_gpus(config: Config) -> list[str]:
+    """Returns the knobs of GPUs alone that are not as usual."""
+    asked, usual = config.places(), Config().places()
+    return [name for name in GPU_ONLY if getattr(asked[name], name) != getattr(usual[name], name)]
 
 
 def load_for(

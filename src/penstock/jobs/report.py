@@ -28,7 +28,9 @@ def print_table(summary: Summary, out: Path) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, title=f"Coverage over {summary['problems']} problems", title_justify="left")
+    count = summary["problems"]
+    title = f"Coverage over {count} problem" + "s" * (count != 1)
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in ("k", "pass@k", "95 % interval"):
         table.add_column(name, justify="right")
     for point in summary["coverage"]:

@@ -174,7 +174,7 @@ def _closing(outcome: RunOutcome, out: Path) -> str:
         return f"all {outcome.rows:,} rows are in {out}{failed}; nothing was left to do"
     speed = outcome.output_tokens / outcome.seconds if outcome.seconds else 0.0
     return (
-        f"{outcome.done:,} rows in {duration(outcome.seconds)}, {speed:,.0f} output tok/s; "
+        f"{outcome.done:,} row{'s' * (outcome.done != 1)} in {duration(outcome.seconds)}, {speed:,.0f} output tok/s; "
         f"all {outcome.rows:,} are in {out}{failed}"
     )
 

@@ -197,6 +197,7 @@ def test_doctor_says_what_would_run() -> None:
     for word in ("torch", "processor", "float32 (as --dtype says)", "attention", "LlamaForCausalLM", "weights"):
         assert word in out
     assert "KV tokens that fit  4,608 (" in out and "2 sequences of full length" in out
+    assert "tokenizer           tokenizer.json, with a chat template" in out
 
 
 def test_doctor_says_what_of_the_models_defaults_is_not_served(tmp_path: Path) -> None:
@@ -204,6 +205,7 @@ def test_doctor_says_what_of_the_models_defaults_is_not_served(tmp_path: Path) -
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "num_beams": 4, "suppress_tokens": [1]}')
     code, out, _ = penstock("doctor", str(tmp_path), "--load-format", "dummy")
     assert code == 0 and "not served          num_beams, suppress_tokens of its generation_config.json" in out, out
+    assert "tokenizer           none: " in out and "has no tokenizer.json; add it" in out
 
 
 def rows_of(path: Path) -> dict[object, dict[str, object]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock import __version__
 from penstock.bench.cpu_pinning import count_here, processor
 from penstock.config import Config
+from penstock.errors import TokenizerError
 from penstock.status_line import size_of
 
 if TYPE_CHECKING:
@@ -177,9 +178,21 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
         ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len) + far),
+        ("tokenizer", _tokenizer(folder)),
         *([("left out", left_out(part))] if (part := model_config.text_part) is not None else []),
         *_unserved(folder),
     ]
+
+
+def _tokenizer(folder: Path) -> str:
+    """Says whether the folder's is read, or why not."""
+    from penstock.text.tokenizer_files import read_tokenizer_files
+
+    try:
+        templates = read_tokenizer_files(folder).templates
+    except TokenizerError as error:
+        return f"none: {error}"
+    return f"tokenizer.json, {'with' if templates else 'without'} a chat template"
 
 
 def _parameters(decoder: Decoder) -> int:

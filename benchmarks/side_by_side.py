@@ -117,7 +117,7 @@ class Engine:
         if first is not None:
             paths = [str(first.resolve()), *filter(None, [environment.get("PYTHONPATH")])]
             environment["PYTHONPATH"] = os.pathsep.join(paths)
-        self._file = self.log.open("w")
+        self._file = self.log.open("w", buffering=1)
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--task", str(path)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._file, text=True, env=environment,

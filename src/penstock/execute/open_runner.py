@@ -66,7 +66,8 @@ def open_share(
 
     agree: this rank's limits -> what all ranks are built with. make: the runner's class, or what takes its arguments.
     """
-    if layout.rank == 0 and device.type == "cpu" and (unread := set_for_gpus(config)):
+    unread = [name for name in GPU_ONLY if device.type == "cpu" and name in config.told()]
+    if unread and layout.rank == 0:
         log.warning("nothing reads %s here: this runs on the CPU", ", ".join(unread))
     generation = read_generation_defaults(folder)
     model_config = read_model_config(folder)
@@ -89,12 +90,6 @@ def open_share(
     if layout.size > 1:
         agree(sized)  # all have come so far, and nobody is waited for while another compiles or captures
     return runner
-
-
-def set_for_gpus(config: Config) -> list[str]:
-    """Returns the knobs of GPUs alone that are not as usual."""
-    asked, usual = config.places(), Config().places()
-    return [name for name in GPU_ONLY if getattr(asked[name], name) != getattr(usual[name], name)]
 
 
 def load_for(

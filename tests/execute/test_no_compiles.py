@@ -52,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
         "shape": WINDOWS | FOUR, "knobs": {"max_num_seqs": 300, "quantization": "int4", "prefix_groups": "always"},
     },
     "windows": {"shape": WINDOWS, "knobs": {"max_num_seqs": 500, "prefix_groups": "always"}},
+    "wide heads": {"shape": WINDOWS | {"head_dim": 256}, "knobs": {"max_num_seqs": 600}},
     "norms behind": {"shape": BEHIND, "knobs": {"max_num_seqs": 20}},
     "one row": {"shape": LLAMA, "knobs": {"max_num_seqs": 1, **EIGHT}},
 }  # fmt: skip

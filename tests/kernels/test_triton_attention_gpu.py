@@ -83,6 +83,16 @@ def test_rows_of_many_lengths(rows):
     check(case, window=100)
 
 
+@pytest.mark.parametrize("rows", [220, 300])
+def test_many_rows_of_wide_heads(rows):
+    """By tiles of 32 tokens, and of 64 on a GPU of 132 multiprocessors: decode._shape."""
+    rng = random.Random(rows)
+    lengths = [rng.choice([1, 31, 32, 63, 64, 65, rng.randint(1, 400)]) for _ in range(rows)]
+    case = make_case(lengths, heads=8, kv_heads=4, width=256, dtype=torch.bfloat16, seed=rows)
+    check(case)
+    check(case, window=100)
+
+
 def test_one_long_row_beside_short_ones():
     lengths = [9000, *range(1, 130)]
     case = make_case(lengths, heads=16, kv_heads=8, dtype=torch.bfloat16)

@@ -25,6 +25,12 @@ def shared_of(device: torch.device) -> int:
     return SHARED.get(10 * major + minor, LEAST_SHARED)
 
 
+@cache
+def processors_of(device: torch.device) -> int:
+    """Returns a device's multiprocessors; without a GPU an H200's."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
 def cdiv(whole: int, piece: int) -> int:
     """Returns how many pieces a whole takes, the last of which may be cut short."""
     return -(-whole // piece)

@@ -68,13 +68,14 @@ def check_norms(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
         joined = norm.add_rms_norm(x.to(device), total.to(device).clone(), by, 1e-6, "wide", by)
         apart = norm.add_rms_norm(norm.rms_norm(x.to(device), by, 1e-6), total.to(device).clone(), by, 1e-6)
         for one, other in zip(joined, apart, strict=True):
-            torch.testing.assert_close(one, other)
+            # Sums in another order: some numbers of float16 are rounded the other way, before a residual is added.
+            torch.testing.assert_close(one, other, **({"rtol": 2**-9, "atol": 2**-7} if dtype == torch.float16 else {}))
 
 
 def check_linear_gated(device: str, dtype: torch.dtype, rows: int, width: int, k: int) -> None:
-    """The gate inside its product against fp64, gate and up rounded as a product leaves them."""
+    """The gate inside its product against fp64."""
     x, weight = drawn(rows, k, dtype=dtype), drawn(2 * width, k, seed=1, by=k**-0.5, dtype=dtype)
-    gate, up = (x.double() @ weight.double().T).to(dtype).double().chunk(2, dim=-1)
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
     for name, naive in (("silu", F.silu), ("gelu_tanh", partial(F.gelu, approximate="tanh"))):
         got = linear_gated.gated_product(x.to(device), weight.to(device), name)
         assert got.dtype == dtype and got.shape == (rows, width)

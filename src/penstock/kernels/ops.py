@@ -84,8 +84,8 @@ class Ops:
     dtype: torch.dtype  # of a model's rows
     prepare_linear: Callable[[Tensor], Any]  # weight [out, in] -> what `linear` takes; once, at load
     linear: Callable[[Tensor, Any, Tensor | None], Tensor]  # x [T, in], prepared weight, bias [out] | None -> [T, out]
-    # x [T, in], prepared weight [2F, in] (the gate's rows first), "silu" or "gelu_tanh" -> act(gate) * up [T, F], the
-    # numbers of `linear` and the gate one after the other; None where those are as fast
+    # x [T, in], prepared weight [2F, in] (the gate's rows first), "silu" or "gelu_tanh" -> act(gate) * up [T, F],
+    # rounded once; None where `linear` and the gate one after the other are as fast
     linear_gated: Callable[[Tensor, Any, str], Tensor | None]
     # weight [out, in] e4m3, a scale a row [out], the model's dtype -> what `linear_fp8` takes: an object that says how
     # it wants so many rows (`form`), and what the fused operations take of it (`streamed`)

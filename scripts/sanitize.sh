@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the sweeps of attention, the sampler and experts under compute-sanitizer, from the root of the repository, on a GPU machine.
+# Runs the sweeps of attention, the sampler, experts and the gate inside its product under compute-sanitizer, from the root of the repository, on a GPU machine.
 #
 #   scripts/sanitize.sh [TOOL...]     memcheck and racecheck by default; synccheck and initcheck exist too
 #
@@ -24,7 +24,8 @@ sampler="test_bad_logits or test_rows_do_not_see or (all_kinds and (-7] or -300]
 experts="test_all_to_the_same or (test_experts and (1-plain-torch.bf or 1-blocks-torch.bf or 1-channel-torch.bf or \
     5-channel-torch.bf or 130-plain-torch.bf or 900-blocks-torch.bf)) or (in_four and (-1] or -17])) or \
     (in_integers and 17-int4-torch.bf)"
-declare -A files=([attention]=attention [sampler]=sample [experts]=moe)
+gate="test_the_gate_inside and torch.bf and (8-8 or 128-64 or 1000-200)"
+declare -A files=([attention]=attention [sampler]=sample [experts]=moe [gate]=rows)
 logs=${LOGS:-$(mktemp -d)}
 tools=${*:-memcheck racecheck}
 

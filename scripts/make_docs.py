@@ -163,9 +163,10 @@ done here anyway, or where it can change no answer; everything else is refused, 
 of these tables. `None` is left out everywhere. On the command line names may have underscores too, `-tp` and its like
 are read, and `--model` is the MODEL that stands by itself.
 
-`LLM` has `generate`, `chat`, `get_tokenizer` and, for long jobs, `stream`: [llm.md](llm.md). It has no `beam_search`,
-`embed`, `encode`, `classify`, `score` or `collective_rpc`. Over HTTP each field has its place in
-[server.md](server.md).
+`LLM` has `generate`, `chat`, `get_tokenizer`, `sleep`, `wake_up`, `update_weights`, `reset_prefix_cache` and, for long
+jobs, `stream`; `AsyncLLM` is there too: [llm.md](llm.md). Its `score` tells how likely given next tokens are, not how
+alike two texts are. It has no `beam_search`, `embed`, `encode`, `classify`, `reward` or `collective_rpc`. Over HTTP
+each field has its place in [server.md](server.md).
 """
 
 

@@ -259,7 +259,10 @@ class _Build:
 
     def _tune(self, works: list[Result], coarse_kv: str | None) -> Result:
         minutes = self._options.tune_minutes
-        self._say("tune", f"{minutes:g} minute{'s' * (minutes != 1)} at most" if minutes else UNTIMED)
+        self._say(
+            "tune",
+            f"{minutes:g} minute{'s' * (minutes != 1)}, and to the end of what is being timed" if minutes else UNTIMED,
+        )
         return run_apart("tune", {"options": self._told, "works": works, "coarse_kv": coarse_kv})
 
     def _compile(self, decided: Result, works: list[Result]) -> Result:

@@ -68,7 +68,9 @@ def build(
             "throughput; with --retune the artifact's."
         ),
     ] = None,
-    tune_minutes: Annotated[float, typer.Option(help="Minutes that choices are timed for, at most; 0: none is.")] = 5.0,
+    tune_minutes: Annotated[
+        float, typer.Option(help="Minutes that choices are timed for: none begins after them; 0: none is.")
+    ] = 5.0,
     revision: Annotated[
         str | None, typer.Option(help="The hub's branch, tag or commit; what it is then is kept.")
     ] = None,

@@ -156,6 +156,10 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
         "is no folder": ["run", str(rows), str(tmp_path / "none" / "out.jsonl")],
         "there is no folder": ["run", str(rows), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "model")],
         "'int3' is not one of 'auto', 'bfloat16'": ["doctor", "--dtype", "int3"],
+        "an empty path stands for --out:": ["demo", "--out", ""],
+        "an empty path stands for --state-dir:": ["serve", "demo", "--state-dir="],
+        "an empty path stands for OUT:": ["batch", "fetch", "batch_x", ""],
+        "OUT is a folder (.): name a file": ["batch", "fetch", "batch_x", "."],
     }
     for says, arguments in cases.items():
         assert says in refused(*arguments)

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,6 +25,17 @@ INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM, as shells hav
 
 class OneLineCommand(TyperCommand):
     """A command whose errors by a user's hand come out as one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        empty = any(word == "" or word.endswith("=") for word in args) and not {".", "./"} & {*args}
+        left: list[str] = super().parse_args(ctx, args)  # which takes the words
+        for param in self.params if empty else ():
+            given = ctx.params.get(str(param.name))
+            if Path() in (given if isinstance(given, (list, tuple)) else [given]):
+                # A shell's variable that isn't set, mostly; as a path it would be the folder that one stands in.
+                name = param.opts[0] if param.param_type_name == "option" else str(param.name).upper()
+                ctx.fail(f"an empty path stands for {name}: name a file or a folder")
+        return left
 
     def invoke(self, ctx: Any) -> Any:
         options = [str(param.name) for param in self.params if param.param_type_name == "option"]

@@ -177,7 +177,7 @@ def _present(value: Any) -> Any:
 def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL) -> Row:
     """Raises UsageError that begins with the row's number."""
     try:
-        row = json.loads(line)
+        row = json.loads(str(line, "utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"row {number} is no JSON ({error}): mend it or take it out") from error
     try:

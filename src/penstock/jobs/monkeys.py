@@ -105,7 +105,8 @@ def run_demo(config: Config, out: Path, *, n: int, limit: int) -> None:
         problems=str(problems_file()), shots=str(shots_file()), out=out, sampling=sampling, limit=limit, seed=42
     )
     print("Penstock demo: a small model, trained on word problems, answers each of them many times.")
-    asked = f"{limit} problem" + "s" * (limit != 1)
+    count = min(limit, len(load_problems(options.problems, "test")))
+    asked = f"{count} problem" + "s" * (count != 1)
     print(f"{asked}, {n} samples each, 4 worked examples before each; everything goes to {out}/")
     print("The same on any model and file: penstock monkeys MODEL --problems FILE.jsonl --out DIR\n", flush=True)
     run_monkeys(config, options)

@@ -92,7 +92,7 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
     for number, line in read_lines(path):
         if line.strip():
             try:
-                yield number, json.loads(line)
+                yield number, json.loads(str(line, "utf-8-sig"))
             except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
                 raise UsageError(f"{source} row {number} is no JSON ({error}): mend the row or take it out") from error
 

@@ -134,6 +134,8 @@ def fetch(remote: Remote, batch_id: str, out: Path, *, overwrite: bool = False) 
     """
     if str(out) == "-":
         raise UsageError("- is no OUT: answers and failed lines are two files, so name one", param="out")
+    if not out.name:
+        raise UsageError(f"OUT is a folder ({out}): name a file", param="out")
     places = {"completed": out, "failed": error_file_of(out)}
     for place in places.values():
         _check_free(place, overwrite)

@@ -52,3 +52,13 @@ def test_a_terminal_shows_rate_first_tokens_flight_and_end(kind: str, progress: 
     for needed in ("128x64 point 1 point-7", f"{rate} tok/s", "p50 100 p95 900 ms", "20 in flight", left):
         assert needed in line
     assert line.endswith(left) and len(line) <= 200
+
+
+def test_a_point_that_is_stopped_is_not_told_as_done() -> None:
+    out = io.StringIO()
+    plan = PointPlan("open-9", OPEN, 0, 60.0)
+    with pytest.raises(KeyboardInterrupt), LiveProgress("128x64", out) as live:
+        live.tell(plan, load(), None)
+        live.tell(plan, load(), now())
+        raise KeyboardInterrupt
+    assert lines(out)[-1].startswith("128x64 open-9: 40 ended, 0 failed, stopped after ")

@@ -34,8 +34,8 @@ class LiveProgress:
             self._status.show("starting")
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._done()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._done(stopped=kind is not None)
 
     def tell(self, plan: PointPlan, load: Load, now: LoadProgress | None) -> None:
         """Tells of a point that begins (now None), or news of the one that runs."""
@@ -63,7 +63,7 @@ class LiveProgress:
             f"{now.in_flight} in flight  {counted}{failed}  {_left(plan, load, now)}"
         )
 
-    def _done(self) -> None:
+    def _done(self, *, stopped: bool = False) -> None:
         if self._plan is None:
             return
         took = time.monotonic() - self._begin
@@ -71,7 +71,8 @@ class LiveProgress:
         ended = f"{last.ended - last.unfinished} ended, {last.failed} failed" if last is not None else "no news"
         if last is not None and last.unfinished:
             ended += f", {last.unfinished} unfinished"
-        self._status.keep(f"{self._shape} {self._plan.name}: {ended}, {took:.1f} s")
+        until = f"stopped after {took:.1f} s, and begun anew when the run goes on" if stopped else f"{took:.1f} s"
+        self._status.keep(f"{self._shape} {self._plan.name}: {ended}, {until}")
         self._plan = None
 
 

@@ -122,7 +122,7 @@ class ShapeRun:
         if (wrong := self._wrong(alone, samples, seen, target, server)) is None:
             return True
         if self.gone and not self._tried:
-            raise UsageError(f"nothing serves at {target.url}: {_said(seen)}", param="url")
+            raise EngineError(f"nothing serves at {target.url}: {_said(seen)}")
         self._fail(None, wrong[0], f"a single request: {wrong[1]}", server.tail() if server else "")
         return False
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from penstock.almanac.page.build import build
 from penstock.almanac.page.compact import machine_label
 from penstock.almanac.record import Goal, Interval, Point, Record, Spread
+from penstock.almanac.samples import OK
 from penstock.bench.run_folder import RunFolder
 from penstock.bench.slo_crossing import crossings, cut_off, goal_of, offered
 
@@ -38,7 +39,7 @@ def print_table(record: Record, out: TextIO) -> None:
         "per token ms",
         "end s",
         *goals,
-        "failed",
+        "incomplete",
         "",
     )
     for name in columns:
@@ -52,6 +53,9 @@ def print_table(record: Record, out: TextIO) -> None:
         print(f"{title(record)}: no point could be measured", file=out)
     if marks:
         print("  ".join(f"{_letter(at)}: {mark}" for at, mark in enumerate(marks)), file=out)
+    for point in ordered(record.points):
+        if short := [f"{count:,} {name}" for name, count in sorted(point.outcomes.items()) if name != OK]:
+            print(f"incomplete of what {point.name} measured: {', '.join(short)}", file=out)
     for crossing in crossings(record) if record.points else ():
         print(crossing.words(record.method.quantile), file=out)
     for told in costs(record):

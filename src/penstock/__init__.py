@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.llm import LLM
     from penstock.llm.async_llm import AsyncLLM
+    from penstock.llm.inputs import Prompt
     from penstock.request import CompletionOutput, RequestOutput, SamplingParams, StopWhen, StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -18,6 +19,7 @@ __all__ = [
     "CompletionOutput",
     "Config",
     "PenstockError",
+    "Prompt",
     "RequestOutput",
     "SamplingParams",
     "StopWhen",
@@ -31,6 +33,7 @@ _HOMES = {
     "CompletionOutput": "penstock.request",
     "Config": "penstock.config",
     "PenstockError": "penstock.errors",
+    "Prompt": "penstock.llm.inputs",
     "RequestOutput": "penstock.request",
     "SamplingParams": "penstock.request",
     "StopWhen": "penstock.request",

@@ -81,7 +81,9 @@ def test_requests_that_are_ended(loop: asyncio.Runner, llm: AsyncLLM) -> None:
         return seen, left
 
     seen, left = loop.run(run())
-    assert left == 1 and not seen[-1].finished and len(seen[-1].outputs[0].token_ids) < 140
+    assert left == 1 and [out.finished for out in seen] == [False] * (len(seen) - 1) + [True]
+    last, before = seen[-1].outputs[0], seen[-2].outputs[0]
+    assert last.finish_reason == "abort" and last.token_ids == before.token_ids and len(last.token_ids) < 140
 
 
 def test_what_cannot_run_is_refused(loop: asyncio.Runner, llm: AsyncLLM) -> None:

@@ -55,6 +55,15 @@ def greedy(**more: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "max_tokens": 40, "ignore_eos": True} | more)
 
 
+@pytest.mark.parametrize("given", ["a text", {"prompt": "a text"}, [1, 2]], ids=str)
+def test_a_stream_of_texts_says_what_it_takes(llm: LLM, given: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"takes penstock\.Prompt\(key=\.\.\., prompt=\.\.\., params=\.\.\.\), and this is"
+    ):
+        list(llm.stream([given]))
+    assert next(llm.stream([Prompt(key=3, prompt="a text", params=greedy(max_tokens=2))])).key == 3
+
+
 def test_a_first_step_that_is_full_does_not_wait_for_the_other_prompts(llm: LLM) -> None:
     under_way: list[int] = []
 

@@ -192,7 +192,7 @@ class FakeEngine:
 
     async def control(self, word: Control) -> None:
         if word.folder == "/no/folder":
-            raise CheckpointError("/no/folder holds no config.json")
+            raise CheckpointError("no folder /no/folder: name one")
         self.controls.append((word.what, word.mode, word.folder or str(word.level)))
         self.weights_version = word.version or word.folder or self.weights_version
         self.asleep = {SLEEP: TAGS, WAKE_UP: ()}.get(word.what, self.asleep)

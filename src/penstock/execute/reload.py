@@ -32,6 +32,8 @@ def load_beside(
     that one is touched. Raises CheckpointError where they are of another model, not whole, or no finite numbers,
     UsageError where they lie otherwise, and CapacityError where both don't fit the device."""
     shared, folder = (None, source) if isinstance(source, Path) else (source, Path("another process"))
+    if shared is None and not folder.is_dir():
+        raise CheckpointError(f"no folder {folder}: name one as transformers saves it, on the engine's machine")
     config = read_model_config(folder) if shared is None else model.config
     named = (each.name for each in fields(config))
     other = [name for name in named if getattr(config, name) != getattr(model.config, name, None)]

@@ -223,8 +223,11 @@ class LLM(BetweenCalls, LabelScorer):
         else:
             self._engine.cancel(*word)
 
-    def _ids(self, prompt: Prompt) -> tuple[list[int], Prompt]:
+    def _ids(self, prompt: Prompt | Any) -> tuple[list[int], Prompt]:
         """The prompt as ids; and itself, messages with the text that they became."""
+        if not isinstance(prompt, Prompt):
+            kind = type(prompt).__name__
+            raise TypeError(f"stream takes penstock.Prompt(key=..., prompt=..., params=...), and this is {kind}")
         if prompt.messages is not None:
             job = ChatJob(
                 messages=check_messages(prompt.messages),

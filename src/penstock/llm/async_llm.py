@@ -74,12 +74,18 @@ class AsyncLLM:
                 out.finished = len(made) == params.n and all(each.finish_reason for each in made.values())
                 out.error = next((delta.error for delta in deltas if delta.error), out.error)
                 yield replace(out, outputs=[replace(made[index]) for index in sorted(made)])
+            if not out.finished:  # `abort` ended it
+                for index in range(params.n):
+                    sample = made.setdefault(index, CompletionOutput(index, "", []))
+                    sample.finish_reason = sample.finish_reason or "abort"
+                yield replace(out, outputs=[replace(made[index]) for index in sorted(made)], finished=True)
         finally:
             self._streams.pop(name, None)
             stream.cancel()
 
     def abort(self, request_id: str) -> None:
-        """Ends a request; who reads it sees its end. Nothing for one that isn't under way."""
+        """Ends a request; who reads it is told what it has made, `finish_reason` "abort". Nothing for one that isn't
+        under way."""
         if (stream := self._streams.get(request_id)) is not None:
             stream.cancel()
 

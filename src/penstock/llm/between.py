@@ -45,7 +45,7 @@ class BetweenCalls:
         `self.weights_version` says from here on, None: the folder's name. Raises CheckpointError for weights of another
         model, that are not whole, or no finite numbers, and UsageError at work: the old ones stay then."""
         if (model_path is None) == (shared is None):
-            raise UsageError("model_path and shared are two sources of weights: give one", param="model_path")
+            raise UsageError("weights come from model_path or from shared: give one of the two", param="model_path")
         source = Path(model_path) if model_path is not None else shared
         assert source is not None
         self._between(lambda: self.engine.update_weights(source, weights_version))

@@ -58,7 +58,7 @@ def test_what_was_ended_says_so(server: Running) -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ({}, "model_path and shared are two sources of weights: give one"),
+        ({}, "weights come from model_path or from shared: give one of the two"),
         ({"model_path": "/w", "shared": {"memories": [], "tensors": []}}, "give one"),
         ({"shared": {"memories": []}}, "missing required field `tensors`"),
         ({"shared": {"memories": [{"kind": "shm", "size": 4, "nam": "x"}], "tensors": []}}, "unknown field 'nam'"),
@@ -67,7 +67,7 @@ def test_what_was_ended_says_so(server: Running) -> None:
         ({"model_path": 3}, "Expected `str | null`"),
         ({"model_path": "/w", "mode": "drop"}, "Invalid enum value 'drop'"),
         ({"model_path": "/w", "path": "/w"}, "unknown field `path`"),
-        ({"model_path": "/no/folder"}, "/no/folder holds no config.json"),
+        ({"model_path": "/no/folder"}, "no folder /no/folder: name one"),
     ],
 )
 def test_bad_input(server: Running, body: dict[str, Any], error: str) -> None:

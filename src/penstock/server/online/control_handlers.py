@@ -43,7 +43,7 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
     except msgspec.ValidationError as error:
         raise HttpError(f"the body of /update_weights is not as it must be: {error}") from error
     if (form.model_path is None) == (form.shared is None):
-        raise HttpError("model_path and shared are two sources of weights: give one", param="model_path")
+        raise HttpError("weights come from model_path or from shared: give one of the two", param="model_path")
     if form.shared is not None:
         _check_known(raw["shared"])
     try:

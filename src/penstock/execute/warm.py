@@ -27,7 +27,7 @@ _NOTHING = np.zeros(0, np.int32)
 # Of steps that are chunks alone: products of so many rows differ in their tiles, norms in how many rows a program has
 # (264: the last of narrow layers that starts early), also where fewer sequences may run.
 _CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 1024)
-_LARGE_TILES = 660  # rows x KV heads whose attention takes the larger of two tiles on an H100 and H200 (decode.py)
+_LARGE_TILES = 660  # rows x KV heads of wide heads that take the larger of two tiles on H100 and H200 (decode.py)
 _MOST_LOW = 1984  # rows: the largest size whose prefixes have low tiles, which may be one part there and two at 1,024
 
 
@@ -41,7 +41,8 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     _compile_bookkeeping(step)
     _all_rows_ask(step)
     if compiles:
-        tiles = {padded(min(limits.max_rows, _LARGE_TILES // kind.kv_heads)) for kind in step.model.kinds}
+        wide = [kind for kind in step.model.kinds if kind.width > 128]
+        tiles = {padded(min(limits.max_rows, _LARGE_TILES // kind.kv_heads)) for kind in wide}
         sizes = sorted({*_kinds_of_sizes(limits.max_rows), *tiles})
         _compile_small_steps(step, sizes, grouping, min(step.scorer.slice_rows, most))
     step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))

@@ -159,7 +159,7 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
         "an empty path stands for --out:": ["demo", "--out", ""],
         "an empty path stands for --state-dir:": ["serve", "demo", "--state-dir="],
         "an empty path stands for OUT:": ["batch", "fetch", "batch_x", ""],
-        "OUT is a folder (.): name a file": ["batch", "fetch", "batch_x", "."],
+        "penstock: . is a folder: name a file": ["batch", "fetch", "batch_x", "."],
     }
     for says, arguments in cases.items():
         assert says in refused(*arguments)

@@ -134,11 +134,9 @@ def fetch(remote: Remote, batch_id: str, out: Path, *, overwrite: bool = False) 
     """
     if str(out) == "-":
         raise UsageError("- is no OUT: answers and failed lines are two files, so name one", param="out")
-    if not out.name:
-        raise UsageError(f"OUT is a folder ({out}): name a file", param="out")
+    _check_free(out, overwrite)  # a folder may have no name to make the other of
     places = {"completed": out, "failed": error_file_of(out)}
-    for place in places.values():
-        _check_free(place, overwrite)
+    _check_free(places["failed"], overwrite)
     batch = remote.batch(batch_id)
     if batch.get("status") not in OVER:
         raise RemoteError(f"{batch_id} is not over ({line_of(batch)}): penstock batch watch {batch_id}")

@@ -101,8 +101,15 @@ def main() -> int:
     parser.add_argument("--chips", type=int, nargs="+", choices=CHIPS, default=CHIPS)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--kernels", nargs="+", help="of these names alone, as prefill._prefill")
-    asked, failed = parser.parse_args(), False
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache
+        return int(compile_all(asked))
+
+
+def compile_all(asked: argparse.Namespace) -> bool:
+    """Compiles what is asked for and prints what came of it. Returns whether something failed unexpectedly."""
+    failed = False
     for chip in asked.chips:
         begun, wanted = time.monotonic(), dict[tuple[str, str, str], tuple[str, Launch]]()
         for name in asked.models:
@@ -118,7 +125,7 @@ def main() -> int:
             expected = (chip < E4M3 and name.startswith("eight")) or (chip < 90 and kernel.startswith("linear_fp8."))
             failed = failed or not expected
             print(f"  {kernel} ({name}{', as expected' if expected else ''}): {why}", flush=True)
-    return int(failed)
+    return failed
 
 
 if __name__ == "__main__":

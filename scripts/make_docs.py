@@ -204,11 +204,11 @@ MADE_ROWS = {
     "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide), to the nearest; the head int8",
 }
 QUANTIZATION_NOTES = """\
-Routers of experts stay wide (of GPTQ, which doesn't name them, too); experts have every form above. `lm_head` is
-as wide as the checkpoint has it.
+Routers of experts stay wide (of GPTQ, which doesn't name them, too); experts have every form above, but
+gpt-oss's, which stay as the checkpoint has them (`mxfp4`, or wide). `lm_head` is as wide as the checkpoint has it.
 
-Scales of activations that a checkpoint brings (`input_scale`) are read past: a row gets a scale of its own where it is
-multiplied in eight bits, which is finer, and none elsewhere. `kv_cache_scheme` and the
+Scales of activations that a checkpoint brings (`input_scale`, `activation_scale`) are read past: a row gets a scale
+of its own where it is multiplied in eight bits, which is finer, and none elsewhere. `kv_cache_scheme` and the
 scales of K and V are read where KV is (`kv_cache_dtype`). Matrices that
 are multiplied together (q, k, v; gate, up) must be stored alike. Over several ranks a matrix is cut by outputs
 anywhere, by inputs between groups or blocks. A key that nobody knows, and that may change numbers, is refused by name.

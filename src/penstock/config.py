@@ -19,7 +19,7 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal["auto", "reference"]
-Quantization = Literal["auto", "fp8", "int8", "int4", "compressed-tensors", "awq", "gptq"]
+Quantization = Literal["auto", "fp8", "int8", "int4", "compressed-tensors", "awq", "gptq", "mxfp4"]
 KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
 PrefixGroups = Literal["auto", "always", "off"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,6 +211,19 @@ def test_doctor_says_what_of_the_models_defaults_is_not_served(tmp_path: Path) -
     code, out, _ = penstock("doctor", str(tmp_path), "--load-format", "dummy")
     assert code == 0 and "not served          num_beams, suppress_tokens of its generation_config.json" in out, out
     assert "tokenizer           none: " in out and "has no tokenizer.json; add it" in out
+
+
+def test_doctor_says_what_of_a_models_texts_is_not_read(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model_folder(), tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    _, out, _ = penstock("doctor", str(folder))
+    assert "tokenizer           tokenizer.json, with a chat template: " in out and "is not valid Jinja" in out
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    _, out, _ = penstock("doctor", str(folder))
+    assert "tokenizer           none: " in out and "cannot be read as a fast tokenizer" in out
+    (folder / "generation_config.json").write_text('{"eos_token_id": 99999}')
+    code, _, err = penstock("doctor", str(folder))
+    assert code == 2 and "eos_token_id 99999 is outside the vocabulary" in err
 
 
 def rows_of(path: Path) -> dict[object, dict[str, object]]:

@@ -95,6 +95,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-moe": ("Qwen3Moe", MOE | {"norm_topk_prob": True}),
     "qwen3-moe-unnormed-some-layers": ("Qwen3Moe", MOE | {"mlp_only_layers": [1], "num_experts_per_tok": 1}),
+    "qwen3-moe-window": ("Qwen3Moe", MOE | {"use_sliding_window": True, "sliding_window": 7}),
     "qwen3-moe-every-second": ("Qwen3Moe", MOE | {"decoder_sparse_step": 2, "tie_word_embeddings": True}),
     "gemma3": ("Gemma3Text", GEMMA),
     "gemma3-ropes-cap": (

@@ -84,6 +84,16 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
         opened(folder)
 
 
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+    _, folder = make_both(tmp_path)
+    path, name = folder / "model.safetensors", "model.layers.1.mlp.experts.gate_up_proj_scales"
+    tensors = load_file(path)
+    tensors[name][2, 3, 1] = 255
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=f"{name}' holds what is no finite number"):
+        opened(folder)
+
+
 @pytest.mark.parametrize(
     ("raw", "error"),
     [

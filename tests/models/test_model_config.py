@@ -118,6 +118,32 @@ QWEN3_06B = {name: value for name, value in QWEN25_05B.items() if name != "use_m
     "rope_scaling": None,
     "sliding_window": None,
 }
+QWEN3_CODER: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
+    "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 5472, "max_position_embeddings": 262144, "max_window_layers": 28, "mlp_only_layers": [],
+    "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": False,
+    "qkv_bias": False, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.0, "shared_expert_intermediate_size": 0, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "use_qk_norm": True,
+    "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "experts_per_token": 2, "max_position_embeddings": 131072, "vocab_size": 100,
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+    "rope_theta": 150000,
+}  # fmt: skip
+GEMMA_3: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 6, "vocab_size": 100, "sliding_window": 512,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}  # fmt: skip
 REMOVE = object()
 
 
@@ -195,6 +221,49 @@ def test_qwen_windows_by_number_and_by_layer() -> None:
     assert _read(QWEN25_05B, **on, max_window_layers=22).windows == (None,) * 22 + (100, 100)
     types = ["sliding_attention", "full_attention"] * 12
     assert _read(QWEN25_05B, **on, layer_types=types).windows == (100, None) * 12
+
+
+def test_qwen3_coder_as_it_is_published() -> None:
+    config = _read(QWEN3_CODER)
+    assert config.qk_norm and not config.qkv_bias and config.experts == 128 and config.windows == (None,) * 48
+    plain = {"use_qk_norm": REMOVE, "qkv_bias": REMOVE, "shared_expert_intermediate_size": REMOVE}
+    assert _read(QWEN3_CODER, **plain) == config
+
+
+def test_all_layers_of_qwen3_moe_have_its_window_or_none() -> None:
+    on = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": REMOVE}
+    assert _read(QWEN3_CODER, **on).windows == (100,) * 48
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes", "said"),
+    [
+        (QWEN3_CODER, {"use_qk_norm": False}, "key 'use_qk_norm' (false) is not supported"),
+        (QWEN3_CODER, {"shared_expert_intermediate_size": 512}, "key 'shared_expert_intermediate_size' (512)"),
+        (QWEN3_CODER, {"use_sliding_window": True, "sliding_window": 9}, "key 'max_window_layers' (28)"),
+        (QWEN3_CODER, {"num_local_experts": 64}, "num_local_experts (64) and num_experts (128) disagree"),
+        (MISTRAL_7B, {"use_sliding_window": False}, "key 'use_sliding_window' (false) is not supported"),
+        (GPT_OSS, {"experts_per_token": 3}, "num_experts_per_tok (2) and experts_per_token (3) disagree"),
+        (GPT_OSS, {"rope_scaling": REMOVE}, "key 'rope_parameters' is missing"),
+        (
+            GPT_OSS,
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            "gpt_oss's experts are read in mxfp4 or wide, not in fp8",
+        ),
+        (GEMMA_3, {"rope_theta": 777.0}, "full_attention: rope_theta is 777 at the top and 1e+06 inside"),
+        (GEMMA_3, {"rope_local_base_freq": 7.0}, "sliding_attention: rope_theta is 7 at the top and 10000 inside"),
+        (
+            PHI_4_MINI,
+            {"rope_scaling": PHI_4_MINI["rope_scaling"] | {"original_max_position_embeddings": 2048}},
+            "original_max_position_embeddings is 4096 at the top and 2048 inside",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_name(raw: dict[str, Any], changes: dict[str, Any], said: str) -> None:
+    _read(raw)
+    with pytest.raises(CheckpointError) as caught:
+        _read(raw, **changes)
+    assert said in str(caught.value)
 
 
 def test_both_spellings_say_the_same() -> None:

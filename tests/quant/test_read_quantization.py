@@ -29,6 +29,11 @@ def test_every_form_is_read_and_leaves_the_head(name: str) -> None:
 def test_what_is_read() -> None:
     assert read(compressed(floats("channel"), "float-quantized")).form_of(AT) == StoredForm("fp8", "channel")
     assert read(HF_FP8).form_of(AT) == StoredForm("fp8", "block", 128, scale="weight_scale_inv")
+    one_scale = {"quant_method": "fp8", "activation_scheme": "static"}  # as transformers writes it, and AutoFP8
+    assert read({**one_scale, "weight_block_size": None}).form_of(AT) == StoredForm(
+        "fp8", "tensor", scale="weight_scale_inv"
+    )
+    assert read(one_scale).form_of(AT) == StoredForm("fp8", "tensor")
     assert read({**AWQ, "group_size": 128}).form_of(AT) == StoredForm("int4", "group", 128, True, "awq")
     assert read({**GPTQ, "group_size": -1}).form_of(AT) == StoredForm("int4", "channel", None, False, "gptq")
     form = StoredForm("int4", "group", 64, True, "packed")
@@ -51,6 +56,20 @@ def test_what_is_read() -> None:
 def test_ignored_matrices_stay_as_they_were(config: dict[str, Any], plain: str, quantized: str) -> None:
     found = read(config)
     assert found.form_of(plain) is None and found.form_of(quantized) is not None
+
+
+def test_what_transformers_5_writes_is_read() -> None:
+    """transformers 5.24: FineGrainedFP8Config().to_dict(), AwqConfig(bits=4).to_dict()."""
+    fp8 = {"quant_method": "fp8", "modules_to_not_convert": None, "modules_to_convert": None, "dequantize": False,
+           "activation_scheme": "dynamic", "weight_block_size": [128, 128], "scale_fmt": "float",
+           "expert_dtype": "fp8"}  # fmt: skip
+    awq = {"zero_point": True, "modules_to_not_convert": None, "quant_method": "awq", "bits": 4, "tokenizer": None,
+           "dataset": None, "group_size": 128, "damp_percent": 0.1, "desc_act": False, "act_group_aware": True,
+           "sym": True, "true_sequential": True, "format": "gemm", "meta": None, "backend": "auto",
+           "model_seqlen": None, "block_name_to_quantize": None, "batch_size": 1, "pad_token_id": None,
+           "max_input_length": None, "cache_block_outputs": True, "version": "gemm"}  # fmt: skip
+    assert read(fp8).form_of(AT) == read(HF_FP8).form_of(AT)
+    assert read(awq).form_of(AT) == read({**AWQ, "group_size": 128}).form_of(AT)
 
 
 def test_targets_are_class_names_whole_names_or_patterns() -> None:
@@ -102,6 +121,7 @@ REFUSALS: list[tuple[Any, str]] = [
     ({**AWQ, "group_size": "all"}, "group_size 'all' is not read"),
     ({**HF_FP8, "fmt": "e5m2"}, "fmt 'e5m2' is not read"),
     ({**HF_FP8, "weight_block_size": [64, 64]}, "weight_block_size [64, 64] is not read, only [128, 128]"),
+    ({**HF_FP8, "expert_dtype": "fp4"}, "expert_dtype 'fp4' is not read, only 'fp8'"),
     ({**HF_FP8, "activation_scheme": "other"}, "activation_scheme 'other' is not read"),
     ({**HF_FP8, "modules_to_not_convert": "lm_head"}, "must be a list of names"),
     (compressed(floats("channel"), "nvfp4-pack-quantized"), "'nvfp4-pack-quantized' is not read: four-bit floats"),

@@ -106,6 +106,12 @@ def fp8_rows(out: int, into: int, seed: int, by: str) -> Stored:
     return {"weight": numbers, "weight_scale": scale, "input_scale": torch.ones(1)}, numbers.float() * scale.float()
 
 
+def fp8_one(out: int, into: int, seed: int, scale: str, activations: str) -> Stored:
+    """One scale of no dimension, and one of activations, which isn't used."""
+    stored, whole = fp8_rows(out, into, seed, "tensor")
+    return {"weight": stored["weight"], scale: stored["weight_scale"].float()[0], activations: torch.tensor(9.0)}, whole
+
+
 def compressed(weights: dict[str, object], form: str, **more: object) -> dict[str, object]:
     """compressed-tensors' quantization_config with one group of all matrices but the head."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
@@ -133,6 +139,8 @@ def floats(strategy: str) -> dict[str, object]:
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True, "modules_to_not_convert": None}
 GPTQ = {"quant_method": "gptq", "bits": 4, "desc_act": False, "sym": True, "damp_percent": 0.01}
 HF_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
+HF_ONE = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None, "dequantize": False}
+AUTO = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 TOKENS = {"input_activations": {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}}
 
 # name -> quantization_config, and out, into, seed -> what lies on disk of a matrix
@@ -142,6 +150,8 @@ FORMS: dict[str, tuple[dict[str, object], Callable[[int, int, int], Stored]]] = 
     "fp8 naive": (compressed(floats("channel"), "naive-quantized"), lambda n, k, s: fp8_rows(n, k, s, "channel")),
     "fp8 block": (compressed(floats("block"), "float-quantized"), lambda n, k, s: fp8_blocks(n, k, s, "weight_scale")),
     "hf fp8": (HF_FP8, lambda n, k, s: fp8_blocks(n, k, s, "weight_scale_inv")),
+    "hf fp8 one scale": (HF_ONE, lambda n, k, s: fp8_one(n, k, s, "weight_scale_inv", "activation_scale")),
+    "autofp8": (AUTO, lambda n, k, s: fp8_one(n, k, s, "weight_scale", "input_scale")),
     "awq 32": ({**AWQ, "group_size": 32}, lambda n, k, s: awq(n, k, 32, s)),
     "awq 64 sym": ({**AWQ, "q_group_size": 64, "zero_point": False}, lambda n, k, s: awq(n, k, 64, s, False)),
     "gptq 64 sym": ({**GPTQ, "group_size": 64}, lambda n, k, s: gptq(n, k, 64, s, sym=True)),

@@ -64,6 +64,23 @@ def test_padded_vocabularies_spell_nothing_past_the_end(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path, vocab_size=300)
 
 
+def test_special_tokens_may_lie_beyond_the_model(tmp_path: Path) -> None:
+    """As in Gemma 3's small models, whose tokenizer has the place of an image. Its end and its text may not."""
+    own = Tokenizer.load(llama3(tmp_path)).vocab_size
+    path = tmp_path / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    spec["added_tokens"].append(spec["added_tokens"][-1] | {"id": own, "content": "<image>", "special": True})
+    path.write_text(json.dumps(spec))
+    tokenizer = Tokenizer.load(tmp_path, vocab_size=own)
+    assert tokenizer.vocab_size == len(tokenizer.token_bytes) == own and own not in tokenizer.special_ids
+    assert tokenizer.encode("<image>", add_special_tokens=False) == [own], "a request with it is refused by its id"
+    assert Tokenizer.load(tmp_path).vocab_size == own + 1
+    spec["added_tokens"][-1]["special"] = False
+    path.write_text(json.dumps(spec))
+    with pytest.raises(TokenizerError, match="not of one model"):
+        Tokenizer.load(tmp_path, vocab_size=own)
+
+
 @pytest.mark.parametrize("wrong", [[0, -1], [10**9], [0, 1, 5000]])
 def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, wrong: list[int]) -> None:
     tokenizer = Tokenizer.load(llama3(tmp_path))

@@ -97,6 +97,22 @@ def test_a_quantized_checkpoint_multiplies_as_its_dequantised_form(tmp_path: Pat
         torch.testing.assert_close(times(linear, x), right, rtol=1e-5, atol=2e-6 * float(right.abs().max()))
 
 
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("fp8 tensor", "weight_scale"), ("fp8 block", "weight_scale"), ("hf fp8", "weight_scale_inv"),
+     ("awq 32", "scales"), ("gptq 32", "scales"), ("packed 4", "weight_scale"), ("int8", "weight_scale")],
+)  # fmt: skip
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_scale_that_is_no_finite_number_is_named(tmp_path: Path, name: str, scale: str, number: float) -> None:
+    write(tmp_path, name)
+    path, at = tmp_path / "model.safetensors", f"model.layers.0.mlp.up_proj.{scale}"
+    tensors = load_file(path)
+    tensors[at].view(-1)[-1] = number
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=rf"{at}' holds what is no finite number"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_two_ranks_have_together_what_one_has(tmp_path: Path, name: str) -> None:
     worth = write(tmp_path, name)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 
-_NOT_FINITE = "the model's logits were not finite: try another dtype"
+_NOT_FINITE = "the model's logits were not finite: try another dtype; where none helps, its weights have NaN or inf"
 _UNFIT = (
     "no token could follow: the grammar passed its limits, another parameter barred what it left, or the model's "
     "logits were not finite"

@@ -52,6 +52,7 @@ def print_doctor(config: Config) -> None:
     if device.type == "cuda":
         _print("GPUs to take", gpus_to_take(config, dtype))
     _print("model", model(config, device, dtype))
+    _print("text", text(config))
 
 
 def gpus_to_take(config: Config, dtype: torch.dtype) -> Facts:
@@ -178,21 +179,40 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
         ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len) + far),
-        ("tokenizer", _tokenizer(folder)),
         *([("left out", left_out(part))] if (part := model_config.text_part) is not None else []),
-        *_unserved(folder),
     ]
 
 
-def _tokenizer(folder: Path) -> str:
-    """Says whether the folder's is read, or why not."""
-    from penstock.text.tokenizer_files import read_tokenizer_files
+def text(config: Config) -> Facts:
+    """How texts and their ends are read. Raises CheckpointError for end ids that no model of this vocabulary has."""
+    from penstock.engine.build_engine import model_folder
+    from penstock.models.generation_config import end_ids, read_generation_defaults
+    from penstock.models.read_config import read_model_config
+
+    folder = model_folder(config)
+    model_config, generation = read_model_config(folder), read_generation_defaults(folder)
+    ends, unserved = end_ids(model_config, generation), generation.unserved
+    return [
+        ("end ids", ", ".join(map(str, ends)) or "none: answers end at max_tokens or a stop string"),
+        ("tokenizer", _tokenizer(folder, model_config.vocab_size, model_config.context)),
+        *([("not served", f"{', '.join(unserved)} of its generation_config.json")] if unserved else []),
+    ]
+
+
+def _tokenizer(folder: Path, vocab_size: int, context: int) -> str:
+    """Says whether the folder's is read, and its chat template, or why not."""
+    from penstock.text.sandbox import Sandbox
+    from penstock.text.tokenizer import Tokenizer
 
     try:
-        templates = read_tokenizer_files(folder).templates
+        tokenizer = Tokenizer.load(folder, vocab_size=vocab_size)
     except TokenizerError as error:
         return f"none: {error}"
-    return f"tokenizer.json, {'with' if templates else 'without'} a chat template"
+    if not tokenizer.chat_templates:
+        return "tokenizer.json, without a chat template"
+    sandbox = Sandbox.open(tokenizer, context)
+    sandbox.close()
+    return f"tokenizer.json, with a chat template{f': {fault}' if (fault := sandbox.chat_fault) else ''}"
 
 
 def _parameters(decoder: Decoder) -> int:
@@ -203,17 +223,10 @@ def _numbers(config: Config, model_config: ModelConfig, dtype: torch.dtype) -> s
     """The dtype, and what the matrices are stored in or made into."""
     stored = model_config.quantization
     if stored is not None:
-        return f"{', '.join(sorted(stored.kinds))} ({stored.method}) and {_name(dtype)}"
+        kinds = f"{', '.join(sorted(stored.kinds))} ({stored.method})" if stored.kinds else stored.method
+        return f"{kinds} and {_name(dtype)}"
     asked = config.model.quantization
     return _name(dtype) if asked == "auto" else f"{asked} and {_name(dtype)}"
-
-
-def _unserved(folder: Path) -> Facts:
-    """What the model's defaults ask for and no sample gets."""
-    from penstock.models.generation_config import read_generation_defaults
-
-    names = read_generation_defaults(folder).unserved
-    return [("not served", f"{', '.join(names)} of its generation_config.json")] if names else []
 
 
 def _fit(tokens: int, token_bytes: int, longest: int) -> str:

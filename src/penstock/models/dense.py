@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.keys import REQUIRED, Keys
-from penstock.models.model_config import ModelConfig, check_heads, read_common, size
+from penstock.models.model_config import ModelConfig, Windows, check_heads, read_common, size
 from penstock.models.rope_keys import read_rope, stretched_context
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from penstock.layers.maker import Maker
     from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
-
-Windows = tuple[int | None, ...]  # of each layer, None: it sees everything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,6 @@ class DenseConfig(ModelConfig):
     head_dim: int
     rope: RopeConfig
     rms_norm_eps: float
-    windows: Windows
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

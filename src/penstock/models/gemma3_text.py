@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.dense import Windows, read_layer_types
+from penstock.models.dense import read_layer_types
 from penstock.models.keys import Keys
 from penstock.models.model_config import ModelConfig, check_heads, read_common, size
 from penstock.models.rope_keys import read_two_ropes
@@ -37,7 +37,6 @@ class GemmaConfig(ModelConfig):
     rope: RopeConfig
     local_rope: RopeConfig
     rms_norm_eps: float
-    windows: Windows
     bias: bool
     score_scale: float
     score_cap: float | None
@@ -55,8 +54,8 @@ def read(keys: Keys, named: dict[str, Any]) -> GemmaConfig:
     }
 
     def ropes(keys: Keys, positions: int, width: int) -> dict[str, Any]:
-        local = keys.positive("rope_local_base_freq", LOCAL_THETA)
-        both = read_two_ropes(keys, positions, width, theta=GLOBAL_THETA, local_theta=local)
+        local = ("rope_local_base_freq", LOCAL_THETA)
+        both = read_two_ropes(keys, positions, width, theta=GLOBAL_THETA, local=local)
         return dict(zip(("rope", "local_rope"), both, strict=True))
 
     return read_gemma(keys, named | caps, ropes, context=CONTEXT, pattern=pattern, qk_norm=True)

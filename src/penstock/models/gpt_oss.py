@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_layer_types
 from penstock.models.experts import read_experts
 from penstock.models.keys import Keys
-from penstock.models.rope_keys import read_rope
+from penstock.models.rope_keys import need_rope, read_rope
 
 if TYPE_CHECKING:
     from penstock.layers.maker import Maker
@@ -34,9 +34,12 @@ class GptOssConfig(DenseConfig):
 def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
     """Reads config.json."""
     keys.take("initial_context_length", None)  # yarn's original context once more
-    again = keys.count("experts_per_token", None)
+    each, again = (keys.count(name, None) for name in ("num_experts_per_tok", "experts_per_token"))
+    if each is not None and again is not None and each != again:
+        raise keys.fail(f"num_experts_per_tok ({each}) and experts_per_token ({again}) disagree: remove the wrong one")
+    need_rope(keys)
     fields = read_dense(keys, named, head_dim=64, eps=1e-5, rope_of=partial(read_rope, theta=THETA))
-    fields |= read_experts(keys, 128, again or 4)
+    fields |= read_experts(keys, 128, each or again or 4)
     window = given_window(keys, 128)
     types = read_layer_types(keys, fields["num_layers"], lambda layer: layer % 2 == 0)
     bias = keys.flag("attention_bias", True)

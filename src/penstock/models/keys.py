@@ -61,6 +61,12 @@ class Keys:
             raise self.fail(f"key {name!r} is missing: take the model's complete config.json")
         return default
 
+    def past(self, **anyway: Any) -> None:
+        """Passes over keys that say what is computed anyway. One of another value stays, to be refused."""
+        for name, value in anyway.items():
+            if self.rest.get(name) == value:
+                del self.rest[name]
+
     def count(self, name: str, default: Any = REQUIRED, *, low: int = 1, high: int = MOST) -> Any:
         """A whole number from `low` to `high`."""
         value = self.take(name, default)

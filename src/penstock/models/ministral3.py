@@ -9,7 +9,7 @@ from typing import Any
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense
 from penstock.models.keys import Keys
-from penstock.models.rope_keys import read_rope
+from penstock.models.rope_keys import need_rope, read_rope
 
 ARCHITECTURE = "Ministral3ForCausalLM"
 build = build_dense
@@ -29,6 +29,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
             keys.rest["rope_parameters"] = rope.rest
         return read_rope(keys, positions, width)
 
+    need_rope(keys)
     fields = read_dense(keys, named, head_dim=128, eps=1e-5, rope_of=rope_of)
     rope = fields["rope"]
     if growth and not rope.original_context:

@@ -26,6 +26,7 @@ MOST_OF = {
     "max_position_embeddings": MOST,
 }
 ConfigDtype = Literal["bfloat16", "float16", "float32"]
+Windows = tuple[int | None, ...]  # of each layer, None: it sees everything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class ModelConfig:
     num_layers: int
     context: int  # positions: prompt and output of a sequence together
     tie_word_embeddings: bool
+    windows: Windows
     dtype: ConfigDtype | None = None  # what the checkpoint is meant to be run in
     bos_id: int | None = None
     quantization: StoredQuantization | None = None  # how the checkpoint's matrices are stored; None: in floats
@@ -52,7 +54,7 @@ def size(keys: Keys, name: str, default: Any = REQUIRED) -> Any:
 
 
 def read_common(keys: Keys, *, tied: bool = False) -> dict[str, Any]:
-    """Reads the fields of ModelConfig but for the context. tied: what holds where config.json doesn't say."""
+    """Reads the fields of ModelConfig but for context and windows. tied: what holds where config.json doesn't say."""
     return {
         "vocab_size": size(keys, "vocab_size"),
         "hidden_size": size(keys, "hidden_size"),

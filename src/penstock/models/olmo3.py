@@ -21,7 +21,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
     def rope_of(keys: Keys, positions: int, width: int) -> RopeConfig:
         nonlocal local
-        full, local = read_two_ropes(keys, positions, width, theta=THETA, local_theta=None)
+        full, local = read_two_ropes(keys, positions, width, theta=THETA)
         return full
 
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=rope_of)

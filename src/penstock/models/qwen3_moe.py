@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.models.dense import qwen_windows, read_dense
+from penstock.models.dense import given_window, read_dense
 from penstock.models.experts import MoeConfig, build_moe, read_experts
 from penstock.models.keys import MOST, Keys
 
@@ -16,14 +16,19 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     """Reads config.json."""
     fields = read_dense(keys, named, head_dim=128) | read_experts(keys, 128, 8, low=0)
     layers = fields["num_layers"]
-    bias, windows = keys.flag("attention_bias"), qwen_windows(keys, layers)
+    bias, window = keys.flag("attention_bias"), given_window(keys, 4096)
+    if not keys.flag("use_sliding_window"):  # else all layers have it: unlike Qwen3 it knows no max_window_layers
+        keys.take("max_window_layers", None)
+        keys.past(layer_types=["full_attention"] * layers)
+        window = None
+    keys.past(use_qk_norm=True, qkv_bias=False, shared_expert_intermediate_size=0)  # Qwen3-Coder's
     step, alone = keys.count("decoder_sparse_step", 1), keys.take("mlp_only_layers", [])
     if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
         raise keys.fail(f"mlp_only_layers must be a list of layers, not {alone!r}")
     sparse = (n for n in range(layers) if fields["experts"] and n not in alone and (n + 1) % step == 0)
     return MoeConfig(
         **fields,
-        windows=windows,
+        windows=(window,) * layers,
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=True,

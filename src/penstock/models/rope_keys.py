@@ -45,12 +45,20 @@ def read_rope(
     return replace(config, part=part)
 
 
+def need_rope(keys: Keys) -> None:
+    """Refuses a file without rope keys, for model types whose default transformers stretches."""
+    if not (keys.rest.get("rope_parameters") or keys.rest.get("rope_scaling")):
+        raise keys.fail("key 'rope_parameters' is missing: take the model's complete config.json")
+
+
 def read_two_ropes(
-    keys: Keys, positions: int, width: int, *, theta: float, local_theta: float | None
+    keys: Keys, positions: int, width: int, *, theta: float, local: tuple[str, float] | None = None
 ) -> tuple[RopeConfig, RopeConfig]:
     """Reads the tables of layers without and with a window, in the spellings of transformers 5 (an object a kind of
-    layer) and 4 (one for those without). theta, local_theta: where the file doesn't say; None: as the others."""
-    given = keys.rest.get("rope_parameters")
+    layer) and 4 (one for those without). theta: where the file doesn't say. local: the key that said the second table's
+    in 4, and what it is where nothing does; None: as the first's."""
+    given, local_told = keys.rest.get("rope_parameters"), keys.positive(local[0], None) if local else None
+    local_theta = local_told or (local[1] if local else None)
     if not isinstance(given, dict) or not given.keys() & {"full_attention", "sliding_attention"}:
         full = read_rope(keys, positions, width, theta=theta)
         return full, RopeConfig(theta=local_theta or full.theta)
@@ -58,12 +66,14 @@ def read_two_ropes(
     unknown = given.keys() - {"full_attention", "sliding_attention"}
     if unknown:
         raise keys.fail(f"rope_parameters holds {sorted(unknown)[0]!r}: only full_attention and sliding_attention")
-    outer = keys.positive("rope_theta", theta)
+    outer = keys.positive("rope_theta", None)
 
-    def of(kind: str, fallback: float) -> RopeConfig:
-        return read_rope(Keys({"rope_parameters": given.get(kind)}, keys.where), positions, width, theta=fallback)
+    def of(kind: str, told: float | None, fallback: float) -> RopeConfig:
+        at = Keys({"rope_parameters": given.get(kind), "rope_theta": told}, f"{keys.where}: {kind}")
+        return read_rope(at, positions, width, theta=fallback)
 
-    return of("full_attention", outer), of("sliding_attention", local_theta or outer)
+    full = of("full_attention", outer, theta)
+    return full, of("sliding_attention", local_told if local else outer, local_theta or outer or theta)
 
 
 def stretched_context(rope: RopeConfig) -> int:
@@ -122,8 +132,12 @@ def _llama3(rope: Keys, theta: float) -> RopeConfig:
 
 
 def _longrope(keys: Keys, rope: Keys, theta: float, positions: int, waves: int) -> RopeConfig:
-    outer = keys.count("original_max_position_embeddings", positions)
-    original = rope.count("original_max_position_embeddings", outer, low=2)
+    outer, inner = (k.count("original_max_position_embeddings", None, low=2) for k in (keys, rope))
+    if inner is not None and outer is not None and inner != outer:
+        raise keys.fail(
+            f"original_max_position_embeddings is {outer} at the top and {inner} inside: remove the wrong one"
+        )
+    original = int(outer or inner or positions)
     return RopeConfig(
         theta=theta,
         kind="longrope",

@@ -10,6 +10,7 @@ LINEAR = "layers of linear attention, whose state grows with no text"
 VISION = "images, sound or video"
 OTHER = "an order of layers that no family here has"
 
+CLOSE = 0.8  # a spelling of a served one; below that names say nothing of what a model is
 QWEN3 = "Qwen3 (qwen3, qwen3_moe)"
 WHY: dict[str, tuple[str, ...]] = {
     MLA: (
@@ -34,6 +35,7 @@ WHY: dict[str, tuple[str, ...]] = {
 _TAKE = {
     "deepseek": "DeepSeek-R1's distillations (qwen2, llama)",
     "gemma": "Gemma 3 (gemma3, gemma3_text)",
+    "glm": QWEN3,
     "granite": "Granite 3.3 (granite)",
     "kimi": QWEN3,
     "llama4": "Llama 3.x (llama)",
@@ -53,6 +55,6 @@ def why_not(model_type: str, served: list[str]) -> str:
     """Returns the rest of the error for a model type that is not among those `served`."""
     why = next((f": it has {reason}" for reason, names in WHY.items() if model_type in names), "")
     take = next((text for start, text in _TAKE.items() if model_type.startswith(start)), None)
-    take = take or next(iter(get_close_matches(model_type, served, 1)), None)
+    take = take or next(iter(get_close_matches(model_type, served, 1, CLOSE)), QWEN3 if why else None)
     nearest = f"; what is served and nearest is {take}" if take else ""
     return f"model_type {model_type[:100]!r} is not supported{why}{nearest}: supported are {', '.join(served)}"

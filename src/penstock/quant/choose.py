@@ -78,4 +78,4 @@ def _scheme(form: StoredForm | None) -> Scheme:
         return PLAIN
     if form.kind != "fp8":
         return IntStored(form)
-    return Fp8Blocks(form.scale) if form.scales == "block" else Fp8(form.scales)
+    return Fp8Blocks(form.scale) if form.scales == "block" else Fp8(form.scales, form.scale)

@@ -1,7 +1,7 @@
 """Float8 weights: e4m3 numbers and float32 scales, read as a checkpoint has them or made from wide ones at load.
 
     channel   a scale a row [out]: `weight_scale` [out, 1], as compressed-tensors stores it
-    tensor    one scale: `weight_scale` [1]
+    tensor    one scale: `weight_scale` (HF: `weight_scale_inv`) [1]
     block     one for 128 x 128, less at the edges: `weight_scale` (HF: `weight_scale_inv`) [out / 128, in / 128]
     made      `weight` in a float dtype: the numbers are made while it is loaded, a scale a row
 
@@ -32,16 +32,16 @@ SCALES = (1e-6, 2e-6)  # dummy ones: numbers go to 448
 class Fp8:
     """Float8 on disk, with a scale a row (`channel`), or one a tensor."""
 
-    def __init__(self, scales: str = "channel") -> None:
+    def __init__(self, scales: str = "channel", suffix: str = "weight_scale") -> None:
         if scales not in ("channel", "tensor"):
             raise ValueError(f"fp8 has scales by channel or by tensor, not by {scales}")
-        self.scales = scales
+        self.scales, self.suffix = scales, suffix
 
     def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
         numbers = [named(part, "weight") for part in parts]
         scales = [self._scale(part) for part in parts]
         scale = Weight(scales, torch.float32, device, counts=0, drawn=SCALES)
-        zeros = [Part(part.name.replace("weight_scale", "weight_zero_point"), part.shape) for part in scales]
+        zeros = [Part(part.name.replace(self.suffix, "weight_zero_point"), part.shape) for part in scales]
         kept = {"weight": _numbers(numbers, device), "scale": scale, "zeros": no_zeros(zeros, device)}
         return kept | read_past(parts, device)
 
@@ -58,7 +58,7 @@ class Fp8:
 
     def _scale(self, part: Part) -> Part:
         """A row's scale goes with its row; one of a whole tensor is every rank's."""
-        name = f"{part.name}.weight_scale"
+        name = f"{part.name}.{self.suffix}"
         if self.scales == "tensor":
             return Part(name, (1,))
         rows = part.shape[0]

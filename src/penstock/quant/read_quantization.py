@@ -1,7 +1,8 @@
 """read_quantization: `quantization_config` of a config.json, parsed -> StoredQuantization; what is not read is refused
 by name, with what to take instead. No torch, no files.
 
-Here are HF's fp8 (blocks of 128 x 128), AWQ (gemm) and GPTQ (no act-order); compressed-tensors has a file of its own.
+Here are HF's fp8 (blocks of 128 x 128, or one scale a matrix), AWQ (gemm) and GPTQ (no act-order); compressed-tensors
+has a file of its own.
 """
 
 from __future__ import annotations
@@ -21,10 +22,22 @@ READ = {
         "`int-quantized` with 8 bits; groups of matrices in different forms"
     ),
     "mxfp4": "gpt-oss's experts, in four-bit floats with a scale for 32",
-    "fp8": "Hugging Face's, in blocks of 128 x 128 (`weight_scale_inv`)",
+    "fp8": (
+        "Hugging Face's, in blocks of 128 x 128 or with one scale a matrix (`weight_scale_inv`); AutoFP8's, with one "
+        "scale a matrix (`weight_scale`)"
+    ),
     "awq": "version `gemm`, groups of 32, 64, 128, or a row",
     "gptq": "4 and 8 bits, `gptq` and `gptq_v2`, groups of 32, 64, 128, or a row, `sym` or not, `desc_act` false",
 }
+
+# What those who write AWQ and GPTQ say of how they came by the numbers, and of how to run them.
+WRITERS = (
+    "damp_percent", "damp_auto_increment", "true_sequential", "static_groups", "model_name_or_path",
+    "model_file_base_name", "dataset", "tokenizer", "use_exllama", "disable_exllama", "exllama_config", "backend",
+    "use_cuda_fp16", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size",
+    "pad_token_id", "max_input_length", "cache_block_outputs", "meta", "quantizer", "hyb_act", "mse",
+    "act_group_aware", "offload_to_disk", "offload_to_disk_path",
+)  # fmt: skip
 
 
 def read_quantization(raw: Any, where: str) -> StoredQuantization:
@@ -33,7 +46,7 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
         raise CheckpointError(f"{where}: quantization_config must be an object, not {shown(raw)}")
     told = ToldObject(raw, f"{where}: quantization_config")
     method = told.text("quant_method", "")
-    readers = {"compressed-tensors": read_compressed, "fp8": _blocks, "awq": _awq, "gptq": _gptq, "mxfp4": _mxfp4}
+    readers = {"compressed-tensors": read_compressed, "fp8": _fp8, "awq": _awq, "gptq": _gptq, "mxfp4": _mxfp4}
     if method not in readers:
         if not method and ("load_in_4bit" in raw or "load_in_8bit" in raw):
             method = "bitsandbytes"
@@ -46,20 +59,25 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
 # --- HF's fp8, AWQ, GPTQ
 
 
-def _blocks(told: ToldObject) -> StoredQuantization:
+def _fp8(told: ToldObject) -> StoredQuantization:
     told.one_of(
         "fmt",
         told.text("fmt", "e4m3"),
         ("e4m3", "float8_e4m3fn"),
         "numbers with 5 bits of exponent are not: " + INSTEAD,
     )
-    told.one_of("activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic",))
+    # static: scales of activations were measured ahead; each row has its own here, which is finer.
+    told.one_of("activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic", "static"))
+    told.one_of("expert_dtype", told.text("expert_dtype", "fp8"), ("fp8",))
     size = told.take("weight_block_size")
-    if size != [BLOCK, BLOCK]:
-        raise told.fail(f"weight_block_size {shown(size)} is not read, only [128, 128]: {INSTEAD}")
+    if size not in ([BLOCK, BLOCK], None):
+        raise told.fail(f"weight_block_size {shown(size)} is not read, only [128, 128] or null: {INSTEAD}")
     told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")  # scale_fmt: of activations
     ignored = told.names("modules_to_not_convert", "ignored_layers")
-    form = StoredForm("fp8", "block", BLOCK, scale="weight_scale_inv")
+    # transformers writes the key, with null for one scale a matrix; AutoFP8, which has no blocks, doesn't know it.
+    form = StoredForm("fp8", "block" if size else "tensor", size and BLOCK, scale="weight_scale_inv")
+    if "weight_block_size" not in told.raw:
+        form = StoredForm("fp8", "tensor")
     return StoredQuantization("fp8", (Targets(("Linear",), form),), (*ignored, "lm_head"), by_part=True)
 
 
@@ -72,10 +90,9 @@ def _mxfp4(told: ToldObject) -> StoredQuantization:
 def _awq(told: ToldObject) -> StoredQuantization:
     told.one_of("version", told.text("version", "gemm").lower(), ("gemm",), "take a checkpoint of version gemm")
     bits, group = told.take("bits", told.take("w_bit")), told.take("group_size", told.take("q_group_size"))
-    told.past(
-        "w_bit", "q_group_size", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "kernel"
-    )
+    told.past("w_bit", "q_group_size", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "kernel", "sym", *WRITERS)
     told.one_of("bits", bits, (4,))
+    told.one_of("format", told.text("format", "gemm").lower(), ("gemm",), "take a checkpoint of version gemm")
     form = StoredForm("int4", *_grouped(told, group), zeros=told.flag("zero_point", True), packing="awq")
     ignored = told.names("modules_to_not_convert")
     return StoredQuantization("awq", (Targets(("Linear",), form),), _with_head(told, ignored), by_part=True)
@@ -89,13 +106,7 @@ def _gptq(told: ToldObject) -> StoredQuantization:
     if form_name == "marlin" or told.flag("is_marlin_format", False):
         raise told.fail(f"marlin's format is not read: {REFUSED['marlin']}")
     told.one_of("checkpoint_format", form_name, ("gptq", "gptq_v2"))
-    told.past(
-        "damp_percent", "damp_auto_increment", "true_sequential", "static_groups", "model_name_or_path",
-        "model_file_base_name", "dataset", "tokenizer", "use_exllama", "disable_exllama", "exllama_config", "backend",
-        "use_cuda_fp16", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size",
-        "pad_token_id", "max_input_length", "cache_block_outputs", "meta", "quantizer", "hyb_act", "mse",
-        "act_group_aware", "offload_to_disk", "offload_to_disk_path",
-    )  # fmt: skip
+    told.past(*WRITERS)
     told.one_of("pack_dtype", told.text("pack_dtype", "int32"), ("int32",))
     ignored = ("gate", *_dynamic(told))  # its writers leave routers of experts as they are, and don't say so
     zeros, kind = not told.flag("sym", True), cast(Kind, f"int{bits}")

@@ -119,6 +119,15 @@ class Weight:
         """Numbers of the model that it holds."""
         return self._counts * math.prod(self.shape)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it is one number for many of the model's: a scale, a norm, a bias."""
+        return self._counts == 0 or len(self.shape) == 1
+
+    def are_finite(self, numbers: Tensor) -> Tensor:
+        """Returns whether all of these, of its own, are finite: a bool on their device."""
+        return numbers.isfinite().all()
+
     def take(self) -> Tensor:
         """Returns the numbers and lets go of them: a kernel's arrangement takes their place."""
         value, self._value = self.value, None

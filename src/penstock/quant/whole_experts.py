@@ -22,6 +22,7 @@ from penstock.quant.weight import FLOATS, Part, Weight
 
 BYTES = frozenset({"U8"})
 DUMMY_SCALES = (118, 122)  # numbers go to 6
+NO_NUMBER = 255
 
 Arrange = Callable[[Tensor], Tensor]
 
@@ -60,6 +61,13 @@ class Rearranged(Weight):
             self.fill(part, place, whole)
 
 
+class Exponents(Rearranged):
+    """MXFP4's scales: bytes, of which one says that it is no number (OCP Microscaling Formats 1.0)."""
+
+    def are_finite(self, numbers: Tensor) -> Tensor:
+        return (numbers != NO_NUMBER).all()
+
+
 @dataclass(slots=True)
 class WholeExperts:
     """One matrix of every expert, and its bias, which only one of the ranks that sum their answers adds."""
@@ -90,7 +98,7 @@ def gate_up_of(
             part("_blocks", rows, hidden // FOURS, FOURS // 2), lambda x: _apart(_halves(x)), torch.uint8, device,
             counts=2, drawn=(0, 256),
         )  # fmt: skip
-        scale = Rearranged(
+        scale = Exponents(
             part("_scales", rows, hidden // FOURS), _apart, torch.uint8, device, counts=0, drawn=DUMMY_SCALES
         )
         loaded: dict[str, Weight] = {"weight": numbers, "scale": scale}
@@ -110,7 +118,7 @@ def down_of(
         scales = Part(f"{name}_scales", (experts, hidden, groups), 2, *cut)
         loaded: dict[str, Weight] = {
             "weight": Rearranged(blocks, _halves, torch.uint8, device, counts=2, drawn=(0, 256)),
-            "scale": Rearranged(scales, _same, torch.uint8, device, counts=0, drawn=DUMMY_SCALES),
+            "scale": Exponents(scales, _same, torch.uint8, device, counts=0, drawn=DUMMY_SCALES),
         }
     else:
         whole = Part(name, (experts, inner, hidden), 1, *cut, FOURS)

@@ -42,9 +42,10 @@ class Tokenizer:
     def __init__(self, fast: FastTokenizer, files: TokenizerFiles, vocab_size: int | None = None) -> None:
         self._fast = fast
         self.folder = files.folder
-        self._tokens = _tokens_by_id(fast, vocab_size, files.folder)
-        self.vocab_size = len(self._tokens)
-        self.special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
+        self._tokens = _tokens_by_id(fast, vocab_size, files)
+        self.vocab_size = size = len(self._tokens)
+        added = fast.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special and i < size)
         self.special_tokens: Mapping[str, str] = files.named
         self.chat_templates: Mapping[str, str] = files.templates
         self._response_template = files.response_template
@@ -59,8 +60,8 @@ class Tokenizer:
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> Tokenizer:
         """Reads a folder with a tokenizer.json.
 
-        Raises TokenizerError: no or a broken file, a decoder that isn't served, more tokens than the model's
-        `vocab_size`.
+        Raises TokenizerError: no or a broken file, a decoder that isn't served, tokens beyond the model's `vocab_size`
+        that texts are made of.
         """
         files = read_tokenizer_files(Path(folder))
         from tokenizers import Tokenizer as FastTokenizer
@@ -206,23 +207,32 @@ def _too_long(limit: int) -> ContextLengthError:
     return ContextLengthError(f"{too_long(limit)}: shorten it, or cut it to its end", param="prompt")
 
 
-def _tokens_by_id(fast: FastTokenizer, vocab_size: int | None, folder: Path) -> list[str | None]:
-    """id -> its entry in the vocabulary; None for holes and for the padding up to the model's `vocab_size`."""
-    vocabulary = fast.get_vocab(with_added_tokens=True)
+def _tokens_by_id(fast: FastTokenizer, vocab_size: int | None, files: TokenizerFiles) -> list[str | None]:
+    """id -> its entry in the vocabulary; None for holes and for the padding up to the model's `vocab_size`.
+
+    Special tokens may lie beyond that: a family's models share a tokenizer, and Gemma 3's small ones have no row for
+    the place of an image. A prompt that holds one is refused by its id.
+    """
+    vocabulary, added = fast.get_vocab(with_added_tokens=True), fast.get_added_tokens_decoder()
     own = max(vocabulary.values(), default=-1) + 1
     if own == 0:
-        raise TokenizerError(f"{folder / 'tokenizer.json'} has no tokens; fetch the file again")
-    if vocab_size is not None and own > vocab_size:
+        raise TokenizerError(f"{files.folder / 'tokenizer.json'} has no tokens; fetch the file again")
+    size = own if vocab_size is None else vocab_size
+    ends = {files.named.get("bos_token"), files.named.get("eos_token")}
+    spare = {index for index, token in added.items() if token.special and token.content not in ends}
+    if any(index >= size and index not in spare for index in vocabulary.values()):
         raise TokenizerError(
-            f"the tokenizer in {folder} has ids up to {own - 1}, the model's vocab_size is {vocab_size}; "
+            f"the tokenizer in {files.folder} has ids up to {own - 1}, the model's vocab_size is {vocab_size}; "
             "they are not of one model: give the tokenizer that came with the weights"
         )
-    tokens: list[str | None] = [None] * (own if vocab_size is None else vocab_size)
+    tokens: list[str | None] = [None] * size
     for token, index in vocabulary.items():
-        tokens[index] = token
+        if index < size:
+            tokens[index] = token
     # An added token stands over a base entry of the same id.
-    for index, added in fast.get_added_tokens_decoder().items():
-        tokens[index] = added.content
+    for index, entry in added.items():
+        if index < size:
+            tokens[index] = entry.content
     return tokens
 
 

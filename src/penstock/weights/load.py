@@ -107,7 +107,7 @@ def check_room(model: Decoder, folder: Path, device: torch.device, room: int) ->
     if sizes[0] + sizes[1] > room:
         weights, table, free = (f"{size / 2**30:.2f} GiB" for size in sizes)
         raise CapacityError(
-            f"the weights of {folder} take {weights} in {str(model.dtype).removeprefix('torch.')}, "
+            f"the weights of {folder} take {weights}, "
             f"{model.positions} positions {table}, and {free} is free on {device}: take a smaller model or dtype, "
             "or set max_model_len lower"
         )

@@ -47,7 +47,8 @@ def load_weights(
     adapter: Adapter | None = None,
 ) -> None:
     """Fills every weight of `model` from what `find_weights` gave, of the same source, and an adapter that fits it.
-    CheckpointError where a number doesn't fit the dtype, or, where they are asked to be `finite`, isn't one."""
+    CheckpointError where a number doesn't fit the dtype, where a scale, norm or bias isn't finite, or, where all are
+    asked to be `finite`, any."""
     places: dict[str, tuple[Weight, Part, Tensor]] = {}
     for weight in model.weights():
         for part, place in weight.places():
@@ -68,6 +69,7 @@ def load_weights(
         narrowed = entry.dtype != "F16" or entry.name in adapted
         if weight.dtype == torch.float16 and narrowed and not place.isfinite().all():
             raise CheckpointError(f"{entry.shard}: tensor {entry.name!r} doesn't fit float16: use bfloat16 or float32")
+    _check_small(model, entries)
     for weight in model.weights():
         for name in weight.again:
             if name in entries:
@@ -120,11 +122,25 @@ def _check_entry(entry: Entry, part: Part, weight: Weight) -> None:
             f"{entry.shard}: tensor {entry.name!r} is {entry.dtype}, and {which} "
             f"({', '.join(sorted(weight.stored))}): take the model's unquantized checkpoint"
         )
-    if entry.shape != part.shape:
+    if (entry.shape or (1,)) != part.shape:  # one number may have no dimension
         raise CheckpointError(
             f"{entry.shard}: tensor {entry.name!r} has shape {list(entry.shape)}, config.json asks for "
             f"{list(part.shape)}: config.json and weights must be of one model"
         )
+
+
+def _check_small(model: Decoder, entries: dict[str, Entry]) -> None:
+    """Refuses scales, norms and biases that are not finite. One number of theirs spoils every answer, and they are few;
+    a GPU is waited for once."""
+    small = [weight for weight in model.weights() if weight.is_small and not isinstance(weight, Expected)]
+    if not small:
+        return
+    told = torch.stack([weight.are_finite(weight.value) for weight in small]).tolist()
+    for weight, finite in zip(small, told, strict=True):
+        for part, place in () if finite else weight.places():
+            if not weight.are_finite(place):
+                where = f"{entries[part.name].shard}: tensor {part.name!r}"
+                raise CheckpointError(f"{where} holds what is no finite number: {AGAIN}, or take another checkpoint")
 
 
 def _check_same(entry: Entry, weight: Weight, read: Read) -> None:

@@ -124,7 +124,7 @@ def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
     if stored is not None and model_type == "gpt_oss" and stored.form_of("model.layers.0.mlp.experts") is not None:
         raise keys.fail(f"gpt_oss's experts are read in mxfp4 or wide, not in {stored.method}: take such a checkpoint")
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
-    # Switched off, windows would be a contradiction: the model types that have this key have read it.
+    # False says that there are no windows: where there are, this model type doesn't read the key.
     unread = {"use_sliding_window"} if any(config.windows) else set()
     keys.refuse_rest({k: v for k, v in NOTHING.items() if k not in unread}, f"model_type {model_type!r}")
     outside = [i for i in config.eos_ids if i >= config.vocab_size]

@@ -78,7 +78,8 @@ def test_sinks_take_part_while_it_is_looked_at(tmp_path: Path) -> None:
         "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "vocab_size": 300, "hidden_size": 64,
         "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 48, "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 512, "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 1e4,
+        "max_position_embeddings": 512, "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = load_model(tmp_path, load_format="dummy", dtype=F32, device=CPU, ops=OPS, seed=0)

@@ -48,6 +48,7 @@ NORMED = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attenti
 FOUR = {
     "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 5, "num_experts_per_tok": 2,
     "intermediate_size": 128, "quantization_config": {"quant_method": "mxfp4"},
+    "rope_parameters": {"rope_type": "default"},
 }  # fmt: skip
 ASKS = [
     Ask(), Ask(temperature=1.0, seed=3), Ask(temperature=1.2, top_p=0.8, seed=4),

@@ -46,7 +46,7 @@ GPT_OSS = LLAMA | {
     "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
     "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32,
     "num_experts_per_tok": 4, "quantization_config": {"quant_method": "mxfp4"},
-    "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+    "rope_parameters": {"rope_type": "default"},
 }  # fmt: skip
 GEMMA = LLAMA | {
     "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 256, "sliding_window": 512,

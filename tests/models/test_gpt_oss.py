@@ -106,6 +106,14 @@ def test_what_is_not_served_is_refused(raw: dict[str, Any], error: str) -> None:
         model_config_of(raw, "config.json")
 
 
+def test_a_checkpoint_in_another_form_is_told_what_to_take(tmp_path: Path) -> None:
+    eight = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    raw = SHAPE | {"model_type": "gpt_oss", "rope_parameters": {"rope_type": "default"}, "quantization_config": eight}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(PenstockError, match=r"in mxfp4 or wide: leave --quantization out, or take such a checkpoint"):
+        opened(tmp_path)
+
+
 def test_experts_are_not_made_of_eight_bits(tmp_path: Path) -> None:
     transformers.GptOssForCausalLM(transformers.GptOssConfig(**SHAPE)).save_pretrained(tmp_path)
     ops = choose(CPU, torch.float32, "auto")

@@ -246,9 +246,14 @@ def test_all_layers_of_qwen3_moe_have_its_window_or_none() -> None:
         (GPT_OSS, {"experts_per_token": 3}, "num_experts_per_tok (2) and experts_per_token (3) disagree"),
         (GPT_OSS, {"rope_scaling": REMOVE}, "key 'rope_parameters' is missing"),
         (
-            GPT_OSS,
-            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-            "gpt_oss's experts are read in mxfp4 or wide, not in fp8",
+            GEMMA_3,
+            {"sliding_window_pattern": 6, "_sliding_window_pattern": 3},
+            "sliding_window_pattern (6) and _sliding_window_pattern (3) disagree",
+        ),
+        (
+            PHI_4_MINI,
+            {"rope_scaling": PHI_4_MINI["rope_scaling"] | {"partial_rotary_factor": 0.5}},
+            "partial_rotary_factor is 0.75 at the top and 0.5 inside",
         ),
         (GEMMA_3, {"rope_theta": 777.0}, "full_attention: rope_theta is 777 at the top and 1e+06 inside"),
         (GEMMA_3, {"rope_local_base_freq": 7.0}, "sliding_attention: rope_theta is 7 at the top and 10000 inside"),

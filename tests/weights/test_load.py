@@ -204,7 +204,7 @@ def test_what_the_model_takes_is_told(tmp_path: Path) -> None:
     assert _load(tmp_path, room=need).weights_bytes < need
     for load_format in ("auto", "dummy"):
         with pytest.raises(
-            CapacityError, match=r"take 0.00 GiB, 64 positions 0\.00 GiB, and 0\.00 GiB is free on cpu: take"
+            CapacityError, match=r"take 0\.00 GiB, 64 positions 0\.00 GiB, and 0\.00 GiB is free on cpu: take"
         ):
             _load(tmp_path, load_format=load_format, room=need - 1)
 

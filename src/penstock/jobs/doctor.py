@@ -45,14 +45,15 @@ def print_doctor(config: Config) -> None:
     dtype = find_dtype(config.model.dtype, device)
     _print("would run on", [("device", _device(device)), ("dtype", _dtype(config, device, dtype))])
     _print("kernels", kernels(config, device, dtype))
-    fitted = fit(config, model_folder(config))
+    folder = model_folder(config)
+    fitted = fit(config, folder)
     if fitted is not None:
         _print("artifact", artifact(fitted))
         config, dtype = fitted.config, find_dtype(fitted.config.model.dtype, device)
     if device.type == "cuda":
         _print("GPUs to take", gpus_to_take(config, dtype))
     _print("model", model(config, device, dtype))
-    _print("text", text(config))
+    _print("text", text(folder))
 
 
 def gpus_to_take(config: Config, dtype: torch.dtype) -> Facts:
@@ -183,13 +184,11 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     ]
 
 
-def text(config: Config) -> Facts:
+def text(folder: Path) -> Facts:
     """How texts and their ends are read. Raises CheckpointError for end ids that no model of this vocabulary has."""
-    from penstock.engine.build_engine import model_folder
     from penstock.models.generation_config import end_ids, read_generation_defaults
     from penstock.models.read_config import read_model_config
 
-    folder = model_folder(config)
     model_config, generation = read_model_config(folder), read_generation_defaults(folder)
     ends, unserved = end_ids(model_config, generation), generation.unserved
     return [

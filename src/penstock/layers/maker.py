@@ -192,7 +192,9 @@ class Maker:
         name = f"{at}.experts"
         if self.scheme_of(name) is not PLAIN:
             raise UsageError(
-                f"{name} are served as the checkpoint has them: leave --quantization out", param="quantization"
+                f"{name} are served as the checkpoint has them, in mxfp4 or wide: leave --quantization out, or take "
+                "such a checkpoint",
+                param="quantization",
             )
         cut = self.layout.share(middle // FOURS, f"the inner size of {name} in groups of {FOURS}")
         sizes = (name, experts, middle, hidden, cut, self.dtype, self.device)

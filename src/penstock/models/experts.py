@@ -29,10 +29,9 @@ class MoeConfig(DenseConfig):
 
 def read_experts(keys: Keys, count: int, each: int, *, low: int = 1) -> dict[str, Any]:
     """Reads how many experts a layer has, under both names, and a token. count, each: where the file doesn't say."""
-    new, old = (keys.count(name, None, low=low, high=MOST_EXPERTS) for name in ("num_local_experts", "num_experts"))
-    if new is not None and old is not None and new != old:
-        raise keys.fail(f"num_local_experts ({new}) and num_experts ({old}) disagree: remove the wrong one")
-    experts = next((given for given in (new, old) if given is not None), count)
+    names = ("num_local_experts", "num_experts")
+    given = keys.same(**{name: keys.count(name, None, low=low, high=MOST_EXPERTS) for name in names})
+    experts = count if given is None else given
     each = keys.count("num_experts_per_tok", each)
     if experts and each > experts:
         raise keys.fail(f"num_experts_per_tok ({each}) is above num_experts ({experts})")

@@ -46,8 +46,8 @@ class GemmaConfig(ModelConfig):
 
 def read(keys: Keys, named: dict[str, Any]) -> GemmaConfig:
     """Reads config.json."""
-    spelt = (keys.count(name, None) for name in ("sliding_window_pattern", "_sliding_window_pattern"))
-    pattern = next((every for every in [*spelt] if every is not None), PATTERN)
+    spelt = ("sliding_window_pattern", "_sliding_window_pattern")
+    pattern = keys.same(**{name: keys.count(name, None) for name in spelt}) or PATTERN
     caps = {
         "score_cap": keys.positive("attn_logit_softcapping", None),
         "logits_cap": keys.positive("final_logit_softcapping", None),

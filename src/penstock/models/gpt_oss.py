@@ -34,12 +34,10 @@ class GptOssConfig(DenseConfig):
 def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
     """Reads config.json."""
     keys.take("initial_context_length", None)  # yarn's original context once more
-    each, again = (keys.count(name, None) for name in ("num_experts_per_tok", "experts_per_token"))
-    if each is not None and again is not None and each != again:
-        raise keys.fail(f"num_experts_per_tok ({each}) and experts_per_token ({again}) disagree: remove the wrong one")
+    each = keys.same(**{name: keys.count(name, None) for name in ("num_experts_per_tok", "experts_per_token")})
     need_rope(keys)
     fields = read_dense(keys, named, head_dim=64, eps=1e-5, rope_of=partial(read_rope, theta=THETA))
-    fields |= read_experts(keys, 128, each or again or 4)
+    fields |= read_experts(keys, 128, each or 4)
     window = given_window(keys, 128)
     types = read_layer_types(keys, fields["num_layers"], lambda layer: layer % 2 == 0)
     bias = keys.flag("attention_bias", True)

@@ -123,6 +123,15 @@ class Keys:
             raise self.fail(f"{name} must be a token id or a list of them, not {value!r}")
         return tuple(dict.fromkeys(ids))
 
+    def same(self, **spelt: Any) -> Any:
+        """Returns what is said under two names, None where under neither; refuses what they say differently."""
+        given = {name: value for name, value in spelt.items() if value is not None}
+        said = list(given.values())
+        if said[1:] and said[0] != said[1]:
+            both = " and ".join(f"{name} ({value})" for name, value in given.items())
+            raise self.fail(f"{both} disagree: remove the wrong one")
+        return said[0] if said else None
+
     def refuse_rest(self, nothing: Mapping[str, Any], whom: str) -> None:
         """Names the first key left that may change something. `nothing`: key -> harmless value, or ANYTHING."""
         for name in self.left(nothing):

@@ -81,10 +81,7 @@ def check_heads(keys: Keys, hidden: int, heads: int, kv_heads: int, width: int) 
 
 
 def _dtype(keys: Keys) -> ConfigDtype | None:
-    new, old = keys.text("dtype", None), keys.text("torch_dtype", None)
-    if new is not None and old is not None and new != old:
-        raise keys.fail(f"dtype ({new}) and torch_dtype ({old}) disagree: remove the wrong one")
-    named = new if new is not None else old
+    named = keys.same(**{name: keys.text(name, None) for name in ("dtype", "torch_dtype")})
     if named is not None and named not in get_args(ConfigDtype):
         raise keys.fail(f"dtype {named!r} is not supported: supported are {', '.join(get_args(ConfigDtype))}")
     return cast(ConfigDtype | None, named)

@@ -121,12 +121,10 @@ def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
     stored = None if quantized is None else read_quantization(quantized, where)
     if stored is not None and stored.method == "mxfp4" and model_type != "gpt_oss":
         raise keys.fail("quant_method 'mxfp4' is read for gpt_oss alone: take an fp8 or int4 checkpoint")
-    if stored is not None and model_type == "gpt_oss" and stored.form_of("model.layers.0.mlp.experts") is not None:
-        raise keys.fail(f"gpt_oss's experts are read in mxfp4 or wide, not in {stored.method}: take such a checkpoint")
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
     # False says that there are no windows: where there are, this model type doesn't read the key.
-    unread = {"use_sliding_window"} if any(config.windows) else set()
-    keys.refuse_rest({k: v for k, v in NOTHING.items() if k not in unread}, f"model_type {model_type!r}")
+    unread = {"use_sliding_window": None} if any(config.windows) else {}
+    keys.refuse_rest(NOTHING | unread, f"model_type {model_type!r}")
     outside = [i for i in config.eos_ids if i >= config.vocab_size]
     if outside:
         raise keys.fail(f"eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}")

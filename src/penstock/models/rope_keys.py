@@ -97,7 +97,7 @@ def _rope_object(keys: Keys) -> dict[str, Any]:
 def _part(keys: Keys, rope: Keys, width: int) -> float:
     """The share of a head that turns: beside the rope's other keys, or at the top."""
     inner, outer = (k.number("partial_rotary_factor", None, above=0.0, high=1.0) for k in (rope, keys))
-    part = float(next((p for p in (inner, outer) if p is not None), 1.0))
+    part = float(_either(keys, "partial_rotary_factor", inner, outer) or 1.0)
     if int(width * part) % 2 or not int(width * part):
         raise keys.fail(f"partial_rotary_factor {part:g} turns {int(width * part)} numbers of a head: they need pairs")
     return part
@@ -105,16 +105,18 @@ def _part(keys: Keys, rope: Keys, width: int) -> float:
 
 def _theta(keys: Keys, rope: Keys, fallback: float) -> float:
     inner, outer = rope.positive("rope_theta", None), keys.positive("rope_theta", None)
+    return float(_either(keys, "rope_theta", inner, outer) or fallback)
+
+
+def _either(keys: Keys, name: str, inner: float | None, outer: float | None) -> float | None:
+    """Returns what is said among the rope's keys or at the top; refuses what they say differently."""
     if inner is not None and outer is not None and inner != outer:
-        raise keys.fail(f"rope_theta is {outer:g} at the top and {inner:g} inside: remove the wrong one")
-    return float(next((t for t in (inner, outer) if t is not None), fallback))
+        raise keys.fail(f"{name} is {outer:g} at the top and {inner:g} inside: remove the wrong one")
+    return outer if inner is None else inner
 
 
 def _kind(rope: Keys) -> str:
-    new, old = rope.text("rope_type", None), rope.text("type", None)
-    if new is not None and old is not None and new != old:
-        raise rope.fail(f"rope_type ({new}) and type ({old}) disagree: remove the wrong one")
-    return str(new or old or "default")
+    return str(rope.same(**{name: rope.text(name, None) for name in ("rope_type", "type")}) or "default")
 
 
 def _llama3(rope: Keys, theta: float) -> RopeConfig:
@@ -133,11 +135,7 @@ def _llama3(rope: Keys, theta: float) -> RopeConfig:
 
 def _longrope(keys: Keys, rope: Keys, theta: float, positions: int, waves: int) -> RopeConfig:
     outer, inner = (k.count("original_max_position_embeddings", None, low=2) for k in (keys, rope))
-    if inner is not None and outer is not None and inner != outer:
-        raise keys.fail(
-            f"original_max_position_embeddings is {outer} at the top and {inner} inside: remove the wrong one"
-        )
-    original = int(outer or inner or positions)
+    original = int(_either(keys, "original_max_position_embeddings", inner, outer) or positions)
     return RopeConfig(
         theta=theta,
         kind="longrope",

@@ -70,14 +70,16 @@ def _fp8(told: ToldObject) -> StoredQuantization:
     told.one_of("activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic", "static"))
     told.one_of("expert_dtype", told.text("expert_dtype", "fp8"), ("fp8",))
     size = told.take("weight_block_size")
-    if size not in ([BLOCK, BLOCK], None):
+    if size is None:
+        # transformers writes the key, with null for one scale a matrix; AutoFP8, which has no blocks, doesn't know it.
+        inverse = "weight_block_size" in told.raw
+        form = StoredForm("fp8", "tensor", scale="weight_scale_inv" if inverse else "weight_scale")
+    elif size == [BLOCK, BLOCK]:
+        form = StoredForm("fp8", "block", BLOCK, scale="weight_scale_inv")
+    else:
         raise told.fail(f"weight_block_size {shown(size)} is not read, only [128, 128] or null: {INSTEAD}")
     told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")  # scale_fmt: of activations
     ignored = told.names("modules_to_not_convert", "ignored_layers")
-    # transformers writes the key, with null for one scale a matrix; AutoFP8, which has no blocks, doesn't know it.
-    form = StoredForm("fp8", "block" if size else "tensor", size and BLOCK, scale="weight_scale_inv")
-    if "weight_block_size" not in told.raw:
-        form = StoredForm("fp8", "tensor")
     return StoredQuantization("fp8", (Targets(("Linear",), form),), (*ignored, "lm_head"), by_part=True)
 
 

@@ -220,7 +220,7 @@ def _tokens_by_id(fast: FastTokenizer, vocab_size: int | None, files: TokenizerF
     size = own if vocab_size is None else vocab_size
     ends = {files.named.get("bos_token"), files.named.get("eos_token")}
     spare = {index for index, token in added.items() if token.special and token.content not in ends}
-    if any(index >= size and index not in spare for index in vocabulary.values()):
+    if own > size and any(index >= size and index not in spare for index in vocabulary.values()):
         raise TokenizerError(
             f"the tokenizer in {files.folder} has ids up to {own - 1}, the model's vocab_size is {vocab_size}; "
             "they are not of one model: give the tokenizer that came with the weights"

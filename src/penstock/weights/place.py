@@ -65,7 +65,7 @@ def load_weights(
         tensor = tensor if adapter is None else adapter.merged(entry.name, tensor)
         weight.fill(part, place, tensor)
         if finite and tensor.is_floating_point() and not tensor.float().isfinite().all():
-            raise CheckpointError(f"{entry.shard}: tensor {entry.name!r} holds what is no finite number")
+            raise _not_finite(entry)
         narrowed = entry.dtype != "F16" or entry.name in adapted
         if weight.dtype == torch.float16 and narrowed and not place.isfinite().all():
             raise CheckpointError(f"{entry.shard}: tensor {entry.name!r} doesn't fit float16: use bfloat16 or float32")
@@ -133,14 +133,15 @@ def _check_small(model: Decoder, entries: dict[str, Entry]) -> None:
     """Refuses scales, norms and biases that are not finite. One number of theirs spoils every answer, and they are few;
     a GPU is waited for once."""
     small = [weight for weight in model.weights() if weight.is_small and not isinstance(weight, Expected)]
-    if not small:
-        return
     told = torch.stack([weight.are_finite(weight.value) for weight in small]).tolist()
     for weight, finite in zip(small, told, strict=True):
-        for part, place in () if finite else weight.places():
-            if not weight.are_finite(place):
-                where = f"{entries[part.name].shard}: tensor {part.name!r}"
-                raise CheckpointError(f"{where} holds what is no finite number: {AGAIN}, or take another checkpoint")
+        if not finite:
+            raise _not_finite(entries[next(p.name for p, place in weight.places() if not weight.are_finite(place))])
+
+
+def _not_finite(entry: Entry) -> CheckpointError:
+    where = f"{entry.shard}: tensor {entry.name!r}"
+    return CheckpointError(f"{where} holds what is no finite number: {AGAIN}, or take another checkpoint")
 
 
 def _check_same(entry: Entry, weight: Weight, read: Read) -> None:

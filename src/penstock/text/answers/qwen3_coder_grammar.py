@@ -1,0 +1,179 @@
+"""Grammars of calls in qwen3_coder's tags, whose arguments fit their tool's schema.
+
+    arguments: (a b? | c other*)        a rule for each alternative of the schema, in its order
+    a: "<parameter=a>\\n" (text | json "\\n</parameter>\\n")
+
+A text has the schema's enum, pattern, lengths and format as one regex up to its tag; JSON is llguidance's. What a strict
+schema says and this doesn't hold is refused. It knows schemas and Lark; how calls are read is qwen3_coder's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from penstock.errors import UsageError
+from penstock.request import StructuredOutputsParams
+from penstock.text.answers.argument_text import Alternative, ArgumentText, Shape, shapes_of
+from penstock.text.answers.qwen3_coder import CLOSE, FUNCTION, FUNCTION_END, PARAMETER
+from penstock.text.answers.schema_branches import Plain, Schema, branches, closed
+from penstock.text.answers.text_formats import FORMATS
+from penstock.text.answers.tool import Tool, json_text, lark_text
+from penstock.text.grammar import check_grammar
+
+_ANY = "/(?s:.*)/"
+_ONE_CLOSE = r"~/(?s:.*)\n<\/parameter>(?:\n(?s:.*))?/"  # CLOSE stands behind a text and nowhere in it
+_NO_BRACKET = r"~/[ \t\r\n]*[\{\[](?s:.*)/"
+_BRACKETED = {"object", "array"}
+_KEY = r"[^<>\s\"'](?:[^<>\n]*[^<>\s\"'])?"  # as the parser reads it back
+# What says more of an object than its members and their schemas.
+_NOT_HELD = (
+    "minProperties", "maxProperties", "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas",
+    "dependencies", "unevaluatedProperties", "not", "if", "then", "else", "enum", "const",
+)  # fmt: skip
+
+
+def call_rest(tools: Sequence[Tool]) -> str:
+    """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these tools. Raises
+    UsageError for a tool whose schema cannot be held."""
+    heads = [lark_text(f"\n{FUNCTION}{tool.name}>\n") for tool in tools]
+    bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
+    rules = "\n".join(_rules_of(f"arguments_{at}", tool) for at, tool in enumerate(tools))
+    return f"call_rest: ({bodies}) {lark_text(FUNCTION_END + chr(10))}\n{rules}\n"
+
+
+def _rules_of(name: str, tool: Tool) -> str:
+    try:
+        return _Arguments(name, tool).rules()
+    except (UsageError, RecursionError) as error:
+        why = error.rule if isinstance(error, UsageError) else "its schema is nested too deep"
+        rule = f"calls of the tool {tool.name} cannot be held: {why}"
+        raise UsageError(rule, param="tools", rule=rule) from error
+
+
+class _Arguments:
+    """The rules of one tool's arguments. name: of the first, and what the others' names begin with."""
+
+    def __init__(self, name: str, tool: Tool) -> None:
+        self._name, self._tool = name, tool
+        self._rules: list[str] = []
+
+    def rules(self) -> str:
+        """Raises UsageError."""
+        if self._tool.strict:
+            _check_strict(json.dumps(self._tool.schema))
+        shapes = [made for shape in shapes_of(self._tool) if (made := self._shape(shape)) is not None]
+        if not shapes:
+            raise _wrong("no arguments fit its schema")
+        return "\n".join([f"{self._name}: {' | '.join(shapes)}", *self._rules])
+
+    def _shape(self, shape: Shape) -> str | None:
+        """The arguments of one alternative; None where one that it needs cannot be written."""
+        if self._tool.strict and (word := next((w for w in _NOT_HELD for part in shape.plain if w in part), None)):
+            raise _wrong(f"{word} is not held where arguments are written in tags: leave it out, or strict")
+        parts = []
+        for key, schema in shape.named.items():
+            head = lark_text(f"{PARAMETER}{key}>\n")
+            part = self._argument(head, schema) if re.fullmatch(_KEY, key) else None
+            if part is None and key in shape.required:
+                return None
+            if part is not None:
+                parts.append(part if key in shape.required else f"{part}?")
+        if shape.others is not None:
+            named = "".join(f" & ~{lark_text(key)}" for key in shape.named)
+            head = f"{lark_text(PARAMETER)} (/{_KEY}/{named}) {lark_text('>' + chr(10))}"
+            part = self._argument(self._rule("head", f"({head})", terminal=True), shape.others)
+            parts += [] if part is None else [f"{part}*"]
+        return " ".join(parts) or '""'
+
+    def _rule(self, kind: str, body: str, *, terminal: bool = False) -> str:
+        """Adds a rule. Returns its name."""
+        name = f"{self._name}_{kind}_{len(self._rules)}"
+        name = name.upper() if terminal else name
+        lazy = "[lazy]" if kind == "text" else ""
+        self._rules.append(f"{name}{lazy}: {body}")
+        return name
+
+    def _argument(self, head: str, schema: Schema) -> str | None:
+        """The rule of one argument; None where nothing fits it."""
+        alternatives = [Alternative.of(branch) for branch in branches(schema, self._tool.schema)]
+        value = ArgumentText(alternatives)
+        texts = [text for each in alternatives if (text := self._text(each)) is not None]
+        close, others = lark_text(CLOSE), value.others
+        if _ANY in texts:  # what is a number, a word or null is read as one where that fits, and else is a text
+            texts, others = [_ANY], others & _BRACKETED
+        if others & _BRACKETED:
+            texts = [f"{text} & {_NO_BRACKET}" for text in texts]
+        choices = []
+        if texts == [_ANY]:
+            choices.append(self._rule("text", f"{_ANY} {close}"))
+        elif texts:
+            choices.append(self._rule("text", f"((({') | ('.join(texts)})) & {_ONE_CLOSE}) {close}"))
+        if others:
+            alone = {"allOf": [schema, {"type": sorted(others)}]} if texts else schema
+            whole = closed(alone, self._tool.schema)
+            choices.append(f"{self._rule('json', f'%json {json_text(whole, strict=self._tool.strict)}')} {close}")
+        return self._rule("argument", f"{head} ({' | '.join(choices)})") if choices else None
+
+    def _text(self, alternative: Alternative) -> str | None:
+        """The regex of the texts that an alternative has, in Lark; None where it has none."""
+        if "string" not in alternative.kinds:
+            return None
+        limits = [limit for plain in alternative.branch for limit in self._limits(plain)]
+        if alternative.values is not None:
+            listed = [lark_text(value) for value in alternative.values if isinstance(value, str)]
+            limits.insert(0, f"({' | '.join(listed)})")
+        return " & ".join(limits) or _ANY
+
+    def _limits(self, plain: Plain) -> Iterator[str]:
+        """Yields regexes that all hold of a text. Raises UsageError for a format that isn't known, if strict."""
+        least, most = plain.get("minLength", 0), plain.get("maxLength", "")
+        if isinstance(least, int) and isinstance(most, int | str) and (least or most != ""):
+            yield f"/(?s:.{{{least},{most}}})/"
+        if isinstance(pattern := plain.get("pattern"), str) and (self._tool.strict or _is_regex(_found(pattern))):
+            yield _literal(_found(pattern))
+        if isinstance(said := plain.get("format"), str):
+            if said in FORMATS:
+                yield _literal(FORMATS[said])
+            elif self._tool.strict:
+                raise _wrong(
+                    f"the format {said} is not held where arguments are written in tags: leave it out, or strict"
+                )
+
+
+def _found(pattern: str) -> str:
+    """A schema's pattern, which is found anywhere in a text, as a regex of the whole text."""
+    begin = "" if pattern.startswith("^") else "(?s:.*)"
+    at_end = re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
+    inner = pattern.removeprefix("^")
+    return f"{begin}(?:{inner[:-1] if at_end else inner}){'' if at_end else '(?s:.*)'}"
+
+
+def _literal(pattern: str) -> str:
+    """A regex as Lark writes it."""
+    escaped = re.sub(r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", pattern, flags=re.DOTALL)
+    return f"/{escaped.replace(chr(10), chr(92) + 'n')}/"
+
+
+def _is_regex(pattern: str) -> bool:
+    """Whether the library knows it."""
+    try:
+        check_grammar(StructuredOutputsParams(regex=pattern))
+    except UsageError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _check_strict(schema: str) -> None:
+    """Raises UsageError, in the library's words, for what it would hold in no form."""
+    try:
+        check_grammar(StructuredOutputsParams(json=schema))
+    except UsageError as error:
+        raise _wrong(error.rule.removeprefix("structured_outputs cannot be served: ")) from error
+
+
+def _wrong(why: str) -> UsageError:
+    return UsageError(why, param="tools", rule=why)

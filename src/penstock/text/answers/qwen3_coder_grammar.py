@@ -3,8 +3,8 @@
     arguments: (a b? | c other*)        a rule for each alternative of the schema, in its order
     a: "<parameter=a>\\n" (text | json "\\n</parameter>\\n")
 
-A text has the schema's enum, pattern, lengths and format as one regex up to its tag; JSON is llguidance's. What a strict
-schema says and this doesn't hold is refused. It knows schemas and Lark; how calls are read is qwen3_coder's.
+A text's enum, pattern, lengths and format are one regex up to its tag; JSON is llguidance's. What a strict schema says
+and these rules don't hold is refused. It knows schemas and Lark; how calls are read is qwen3_coder's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from penstock.text.grammar import check_grammar
 _ANY = "/(?s:.*)/"
 _ONE_CLOSE = r"~/(?s:.*)\n<\/parameter>(?:\n(?s:.*))?/"  # CLOSE stands behind a text and nowhere in it
 _NO_BRACKET = r"~/[ \t\r\n]*[\{\[](?s:.*)/"
+_NOT_HERE = "is not held where arguments are written in tags: leave it out, or strict"
 _BRACKETED = {"object", "array"}
 _KEY = r"[^<>\s\"'](?:[^<>\n]*[^<>\s\"'])?"  # as the parser reads it back
 # What says more of an object than its members and their schemas.
@@ -72,7 +73,7 @@ class _Arguments:
     def _shape(self, shape: Shape) -> str | None:
         """The arguments of one alternative; None where one that it needs cannot be written."""
         if self._tool.strict and (word := next((w for w in _NOT_HELD for part in shape.plain if w in part), None)):
-            raise _wrong(f"{word} is not held where arguments are written in tags: leave it out, or strict")
+            raise _wrong(f"{word} {_NOT_HERE}")
         parts = []
         for key, schema in shape.named.items():
             head = lark_text(f"{PARAMETER}{key}>\n")
@@ -138,9 +139,7 @@ class _Arguments:
             if said in FORMATS:
                 yield _literal(FORMATS[said])
             elif self._tool.strict:
-                raise _wrong(
-                    f"the format {said} is not held where arguments are written in tags: leave it out, or strict"
-                )
+                raise _wrong(f"the format {said} {_NOT_HERE}")
 
 
 def _found(pattern: str) -> str:

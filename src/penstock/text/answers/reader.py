@@ -18,8 +18,8 @@ MakeParser = Callable[[Sequence[Tool]], CallParser]
 
 
 class CallFormat(NamedTuple):
-    """How a family of models writes calls. call_rest: Lark of a call between its marks, if it has any. held_parser: reads
-    what that Lark holds, where it takes another than for what models write freely."""
+    """How a family of models writes calls. call_rest: Lark of a call between its marks, if it has any. held_parser: of
+    answers that this Lark holds, where models' own take another."""
 
     parser: MakeParser
     call_rest: Callable[[Sequence[Tool]], str]

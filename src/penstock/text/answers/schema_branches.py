@@ -27,7 +27,7 @@ _DOCUMENT = ("$defs", "definitions", "$id", "$schema")
 
 
 def branches(schema: Schema, root: Schema) -> list[Branch]:
-    """Returns the alternatives of a schema; none where nothing fits it. root: the document that its $refs are in. Raises
+    """Returns the alternatives of a schema; none where nothing fits it. root: the document of its $refs. Raises
     UsageError for a $ref that leads nowhere, and for too many alternatives."""
     return _Walk(root).branches(schema, ())
 

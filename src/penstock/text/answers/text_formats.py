@@ -1,7 +1,7 @@
 """Regexes of JSON Schema's `format`s, for texts that no quotes stand around. In the syntax of Rust's regexes.
 
-Sources: RFC 3339 (date, time, duration), RFC 5321 (email), RFC 1123 (hostname), RFC 4291 (ipv6), RFC 4122 (uuid), RFC 3986
-(uri). It knows texts only.
+Sources: RFC 3339 (date, time, duration), RFC 5321 (email), RFC 1123 (hostname), RFC 4291 (ipv6), RFC 4122 (uuid),
+RFC 3986 (uri). It knows texts only.
 """
 
 from __future__ import annotations

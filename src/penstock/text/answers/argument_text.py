@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.errors import UsageError
 from penstock.text.answers.json_mending import SPACE, mended
-from penstock.text.answers.schema_branches import Branch, Plain, Schema, branches
+from penstock.text.answers.schema_branches import Branch, Plain, Schema, branches, list_of
 from penstock.text.answers.tool import Tool
 
 _NUMBERS = frozenset(("integer", "number"))
@@ -58,7 +58,7 @@ def shapes_of(tool: Tool) -> list[Shape]:
 def _shape(branch: Branch) -> Shape | None:
     if "object" not in Alternative.of(branch).kinds:
         return None
-    required = dict.fromkeys(key for plain in branch for key in plain.get("required") or () if isinstance(key, str))
+    required = dict.fromkeys(key for plain in branch for key in list_of(plain, "required") if isinstance(key, str))
     keys = dict.fromkeys(key for plain in branch for key in _properties(plain)) | required
     named = {key: _all([_property(plain, key) for plain in branch]) for key in keys}
     if any(named[key] is False for key in required):

@@ -51,9 +51,11 @@ class CallObject:
         if not self.named:
             self.raw += text
         self._take(self._scanner.feed(text))
+        found = self._told(ended=self._scanner.done)
         if self._scanner.broken and self.named:
             self._take(self._scanner.end(closed=True))
-        return self._told(ended=self._scanner.done)
+            found += self._pieces()
+        return found
 
     def end(self, *, stopped: bool) -> list[AnswerPiece]:
         """Returns what was held back of a call that has no end. stopped: the model meant it to end there."""

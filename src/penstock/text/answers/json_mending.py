@@ -1,6 +1,6 @@
 """Makes RFC 8259's JSON of what models write, as it comes. JSON goes through as it stands. Mended are Python's words
-and quotes, raw line ends and stray escapes in strings, brackets left out, commas too many, and, to texts, bare words, NaN
-and numbers past a double's range. It knows JSON's grammar; no schemas, no calls.
+and quotes, raw line ends and stray escapes in strings, brackets left out, commas too many; to texts, bare words, NaN and
+numbers past a double's range. It knows JSON's grammar; no schemas, no calls.
 """
 
 from __future__ import annotations

@@ -46,15 +46,13 @@ class Llama3JsonParser(TurningParser):
         if self._object is not None:
             return self._in_call(self._object, found)
         text = self._text.lstrip(_BETWEEN if self._calls else None)
-        if not self._calls and TAG.startswith(text[: len(TAG)]) and len(text) < len(TAG):
+        begun = text.removeprefix(TAG).lstrip()
+        if not begun or (text != TAG and TAG.startswith(text)):
             return False  # it may become the tag, or there is nothing but space so far
-        text = text.removeprefix(TAG).lstrip()
-        if not text:
-            return False
-        self._plain = text[0] != "{"
+        self._plain = begun[0] != "{"
         if not self._plain:
-            self._object = CallObject(self._calls, self._names)
-        if self._calls or not self._plain:
+            self._object, self._text = CallObject(self._calls, self._names), begun
+        elif self._calls:
             self._text = text
         return True
 

@@ -16,9 +16,10 @@ from functools import lru_cache
 
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
-from penstock.text.answers.argument_text import Alternative, ArgumentText, Shape, shapes_of
+from penstock.text.answer_pattern import AnswerPattern
+from penstock.text.answers.argument_text import Alternative, Shape, shapes_of
 from penstock.text.answers.qwen3_coder import CLOSE, FUNCTION, FUNCTION_END, PARAMETER
-from penstock.text.answers.schema_branches import Plain, Schema, branches, closed
+from penstock.text.answers.schema_branches import Branch, Plain, Schema, branches, closed
 from penstock.text.answers.text_formats import FORMATS
 from penstock.text.answers.tool import Tool, json_text, lark_text
 from penstock.text.grammar import check_grammar
@@ -100,9 +101,9 @@ class _Arguments:
     def _argument(self, head: str, schema: Schema) -> str | None:
         """The rule of one argument; None where nothing fits it."""
         alternatives = [Alternative.of(branch) for branch in branches(schema, self._tool.schema)]
-        value = ArgumentText(alternatives)
         texts = [text for each in alternatives if (text := self._text(each)) is not None]
-        close, others = lark_text(CLOSE), value.others
+        kinds = frozenset().union(*(each.kinds for each in alternatives))
+        close, others = lark_text(CLOSE), kinds - {"string"}
         if _ANY in texts:  # what is a number, a word or null is read as one where that fits, and else is a text
             texts, others = [_ANY], others & _BRACKETED
         if others & _BRACKETED:
@@ -113,7 +114,7 @@ class _Arguments:
         elif texts:
             choices.append(self._rule("text", f"((({') | ('.join(texts)})) & {_ONE_CLOSE}) {close}"))
         if others:
-            alone = {"allOf": [schema, {"type": sorted(others)}]} if texts else schema
+            alone = schema if others == kinds else {"allOf": [schema, {"type": sorted(others)}]}
             whole = closed(alone, self._tool.schema)
             choices.append(f"{self._rule('json', f'%json {json_text(whole, strict=self._tool.strict)}')} {close}")
         return self._rule("argument", f"{head} ({' | '.join(choices)})") if choices else None
@@ -122,24 +123,49 @@ class _Arguments:
         """The regex of the texts that an alternative has, in Lark; None where it has none."""
         if "string" not in alternative.kinds:
             return None
-        limits = [limit for plain in alternative.branch for limit in self._limits(plain)]
         if alternative.values is not None:
-            listed = [lark_text(value) for value in alternative.values if isinstance(value, str)]
-            limits.insert(0, f"({' | '.join(listed)})")
-        return " & ".join(limits) or _ANY
+            texts = [value for value in alternative.values if isinstance(value, str)]
+            listed = [lark_text(text) for text in texts if _is_listed(text, alternative.branch)]
+            return f"({' | '.join(listed)})" if listed else None
+        return " & ".join(limit for plain in alternative.branch for limit in self._limits(plain)) or _ANY
 
     def _limits(self, plain: Plain) -> Iterator[str]:
         """Yields regexes that all hold of a text. Raises UsageError for a format that isn't known, if strict."""
-        least, most = plain.get("minLength", 0), plain.get("maxLength", "")
-        if isinstance(least, int) and isinstance(most, int | str) and (least or most != ""):
-            yield f"/(?s:.{{{least},{most}}})/"
-        if isinstance(pattern := plain.get("pattern"), str) and (self._tool.strict or _is_regex(_found(pattern))):
+        least, most, pattern = _lengths_and_pattern(plain)
+        if least or most is not None:
+            yield f"/(?s:.{{{least},{'' if most is None else most}}})/"
+        if pattern is not None:
             yield _literal(_found(pattern))
         if isinstance(said := plain.get("format"), str):
             if said in FORMATS:
                 yield _literal(FORMATS[said])
             elif self._tool.strict:
                 raise _wrong(f"the format {said} {_NOT_HERE}")
+
+
+def _is_listed(text: str, branch: Branch) -> bool:
+    """Whether one of an enum's texts can be written, and is what else the schema says of texts."""
+    if f"{text}{CLOSE}".index(CLOSE) < len(text):
+        return False
+    for plain in branch:
+        least, most, pattern = _lengths_and_pattern(plain)
+        if len(text) < least or (most is not None and len(text) > most):
+            return False
+        try:
+            if pattern is not None and AnswerPattern(pattern).find(text) is None:
+                return False
+        except UsageError:  # a regex of Rust's alone
+            return False
+    return True
+
+
+def _lengths_and_pattern(plain: Plain) -> tuple[int, int | None, str | None]:
+    least, most, pattern = (plain.get(word) for word in ("minLength", "maxLength", "pattern"))
+    return (
+        least if isinstance(least, int) else 0,
+        most if isinstance(most, int) else None,
+        pattern if isinstance(pattern, str) and _is_regex(_found(pattern)) else None,
+    )
 
 
 def _found(pattern: str) -> str:

@@ -41,15 +41,15 @@ class _Walk:
         self._looks += 1
         if self._looks > MOST_LOOKS:
             raise _too_many()
-        if not isinstance(schema, Mapping):
-            return [] if schema is False else [[]]
+        if not isinstance(schema, Mapping) or schema.get("not") in ({}, True):  # zod writes false as `not: {}`
+            return [[]] if not isinstance(schema, Mapping) and schema is not False else []
         found: list[Branch] = [[{key: value for key, value in schema.items() if key not in TAKEN_APART}]]
         if isinstance(ref := schema.get("$ref"), str):
             found = _both(found, [] if ref in refs else self.branches(target(ref, self._root), (*refs, ref)))
-        for part in _list(schema.get("allOf")):
+        for part in list_of(schema, "allOf"):
             found = _both(found, self.branches(part, refs))
         for key in ("anyOf", "oneOf"):
-            if parts := _list(schema.get(key)):
+            if parts := list_of(schema, key):
                 found = _both(found, [branch for part in parts for branch in self.branches(part, refs)])
         if schema.get("nullable") is True:  # OpenAPI's word
             found.append([{"type": "null"}])
@@ -62,7 +62,9 @@ def _both(one: list[Branch], other: list[Branch]) -> list[Branch]:
     return [left + right for left in one for right in other]
 
 
-def _list(value: Any) -> Sequence[Schema]:
+def list_of(schema: Plain, key: str) -> Sequence[Any]:
+    """Returns what a schema lists; nothing, where it lists none."""
+    value = schema.get(key)
     return value if isinstance(value, list) else ()
 
 

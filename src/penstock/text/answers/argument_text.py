@@ -35,6 +35,9 @@ _BOUNDS: dict[str, Callable[[Fraction, Fraction], bool]] = {
 }
 
 
+_PYTHONS = ("None", "True", "False")
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One alternative of a tool's arguments: the schemas of those that have names, in order, which of these must be
@@ -192,8 +195,8 @@ class ArgumentText:
     def read(self, text: str) -> str:
         """Returns the argument in JSON: what of the kinds that its schema has the text is, else a text."""
         plain = text.strip(SPACE)
-        made = None if text in self.named or not (self.others or self.named) else mended(plain)
-        if made is not None and (made == plain or made[0] in "{[" or not self.free):
+        made = None if text in self.named or not (self.others or self.named) else mended(plain, close=not self.free)
+        if made is not None and (made == plain or plain in _PYTHONS or made[0] in "{[" or not self.free):
             only_text = made.startswith('"') and self.free
             if not only_text and (self.fits(made) or not (self.free or self.named)):
                 return made

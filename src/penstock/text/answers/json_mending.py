@@ -15,7 +15,8 @@ _SPACE = re.compile(f"[{SPACE}]+")
 _IN_STRING = {'"': re.compile(r'["\\\x00-\x1f]'), "'": re.compile(r"""["'\\\x00-\x1f]""")}
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9A-Fa-f]{0,3})?")
-_WORD = re.compile(r"""[^\s,:\[\]{}"'<]+""")
+_WORD = re.compile(r"""[^\s,:\[\]{}()"'<]+""")
+_TUPLE = {"(": "[", ")": "]"}  # Python's
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
@@ -78,7 +79,7 @@ class JsonMender:
 
     def _token(self, text: str, at: int, out: list[str]) -> int:
         """Reads one token outside of strings. Returns where the next begins."""
-        letter = text[at]
+        letter = _TUPLE.get(text[at], text[at])
         if (space := _SPACE.match(text, at)) is not None:
             self._between += space[0] if self._open else ""
             return space.end()
@@ -148,10 +149,12 @@ class JsonMender:
         self._ended()
 
 
-def mended(text: str) -> str | None:
-    """Returns a text as one JSON value; None where no mending makes it one."""
+def mended(text: str, *, close: bool = False) -> str | None:
+    """Returns a text as one JSON value; None where no mending makes it one. close: what is open at its end is closed."""
     mender = JsonMender()
     made = mender.feed(text + " ")  # which ends a bare word
+    if close and text and not mender.over:
+        made += mender.close()
     return made if mender.done and not mender.rest.strip(SPACE) else None
 
 

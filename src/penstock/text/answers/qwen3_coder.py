@@ -29,23 +29,27 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 CLOSE = f"\n{PARAMETER_END}\n"  # as a held value ends, and nothing else
-_TAGS = (PARAMETER, PARAMETER_END, FUNCTION_END, END, BEGIN, FUNCTION)
 _NAME = r"(?P<{}>[^<>\n]+)[>\n]"  # models leave `>` out
-_CALL = regex.compile(rf"\s*<function={_NAME.format('name')}\s*(?:<parameter=|</function>|</tool_call>)")
-_CALL_BEGUN = regex.compile(rf"\s*<function={_NAME.format('name')}")
-_KEY = regex.compile(rf"<parameter={_NAME.format('key')}")
-# A value ends at its tag where another stands behind it; where that was left out, in front of what begins or ends next.
-_VALUE_END = (
-    r"</parameter>\s*(?:<parameter=|<function=|</function>|</?tool_call>)"
-    r"|(?:^|\n)[ \t]*" + _KEY.pattern + r"|</function>\s*(?:</?tool_call>|<function=)"
-    r"|</tool_call>\s*<tool_call>|<tool_call>\s*<function=" + _NAME.format("name")
+_FUNCTION = r"<function=" + _NAME.format("function")
+_PARAMETER = r"<parameter=" + _NAME.format("key")
+_CALL_BEGUN = regex.compile(rf"\s*{_FUNCTION}")
+_CALL = regex.compile(rf"{_CALL_BEGUN.pattern}\s*(?:<parameter=|</function|</tool_call>)")
+_TAG = regex.compile(rf"{_PARAMETER}|</(?P<closed>parameter|function)(?:>|(?=[\s<]))|</?tool_call>|<function=")
+# A value ends at its tag, a text only where another stands behind that; or, where it was left out, at what follows.
+_ENDS = (
+    rf"|(?P<line>(?:^|\n)[ \t]*)?{_PARAMETER}|</function>?\s*(?:</?tool_call>|<function=)"
+    rf"|</tool_call>\s*<tool_call>|<tool_call>\s*{_FUNCTION}"
 )
-_AMID = regex.compile(_VALUE_END)
-_AT_END = regex.compile(
-    _VALUE_END + r"|</(?:parameter|function|tool_call)>\s*$|(?:^|\n)[ \t]*</(?:parameter|function|tool_call)>"
-)
+_TEXT_ENDS = r"</parameter>?\s*(?:<parameter=|<function=|</function|</?tool_call>)" + _ENDS
+_WORD_ENDS = r"</parameter(?:>|(?=[\s<]))" + _ENDS
+_AT_END = r"|</(?:parameter|function|tool_call)>?\s*$|(?:^|\n)[ \t]*</(?:parameter|function|tool_call)>"
+_VALUE_ENDS = {
+    (free, stopped): regex.compile(ends + _AT_END * stopped)
+    for free, ends in ((True, _TEXT_ENDS), (False, _WORD_ENDS))
+    for stopped in (True, False)
+}
 _MAY_END = regex.compile(r"\n?</parameter>\s*$")
-_BRACKETS = {"{": "object", "[": "array"}
+_BRACKETS = {"{": "object", "[": "array", "(": "array"}
 _ANY_KEY = regex.compile(r"[\w.-]+")
 
 
@@ -65,8 +69,10 @@ class Qwen3CoderParser(TurningParser):
         self._told: set[str] = set()  # their keys
         self._key = ""
         self._value = ArgumentText([])
-        self._framed = False  # the line's end behind the key is to come
+        self._begun = False  # what stands behind its key was looked at
+        self._in_line = False  # it stands in the line of its key
         self._object: JsonMender | None = None  # of a value that is an object or a list, while it is open
+        self._behind_object = 0  # where it ended, in the value
         self._looked = 0  # characters of the value in which it doesn't end
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
@@ -74,6 +80,8 @@ class Qwen3CoderParser(TurningParser):
         it, and of an argument goes out what is there."""
         found: list[AnswerPiece] = []
         self._stopped = stopped
+        if stopped:
+            self._object, self._looked = None, self._behind_object
         while stopped and self._turn(found):
             pass
         if self._within == BEGIN:
@@ -83,6 +91,8 @@ class Qwen3CoderParser(TurningParser):
         elif self._within == FUNCTION and stopped:
             self._end_call(found)
         held = "" if self._within else self._text
+        if self._within:
+            self._content.drop_space()
         return found + self._content.put(held) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
@@ -124,7 +134,7 @@ class Qwen3CoderParser(TurningParser):
         call = _CALL.match(self._text, partial=True)
         if call is not None and call.partial:
             return False
-        if call is None or _bare(call["name"]) not in self._tools:
+        if call is None or _bare(call["function"]) not in self._tools:
             self._begin_no_call(found)
         else:
             self._begin(call, found)
@@ -140,40 +150,35 @@ class Qwen3CoderParser(TurningParser):
         """Where the text ends before the first argument: a call, if a tool's name is there and no more than that."""
         call = _CALL_BEGUN.match(self._text)
         rest = "" if call is None else self._text[call.end() :].strip()
-        if call is not None and _bare(call["name"]) in self._tools and any(tag.startswith(rest) for tag in _TAGS):
+        tag = _TAG.match(rest, partial=True)
+        if call is not None and _bare(call["function"]) in self._tools and tag is not None:
             self._begin(call, found)
         else:
             self._put(self._opened, found)
             self._within = ""
 
     def _begin(self, call: regex.Match[str], found: list[AnswerPiece]) -> None:
-        name = _bare(call["name"])
-        self._text = self._text[call.end("name") + 1 :]
+        name = _bare(call["function"])
+        self._text = self._text[call.end("function") + 1 :]
         self._within, self._arguments, self._told = FUNCTION, Arguments(self._tools[name]), set()
         self._content.drop_space()
         found += [AnswerPiece("name", name, self._calls), AnswerPiece("arguments", "{", self._calls)]
 
     def _in_function(self, found: list[AnswerPiece]) -> bool:
-        """In front of an argument, or the call's end."""
-        text = self._text = self._text.lstrip()
-        tag = next((tag for tag in _TAGS if text.startswith(tag)), None)
-        if tag is None and any(tag.startswith(text) for tag in _TAGS):
+        """In front of an argument, or the call's end. What is neither goes to the content."""
+        tag = _TAG.search(self._text, partial=not self._stopped)
+        at = len(self._text) if tag is None else tag.start()
+        self._put(self._text[:at], found)
+        self._text = self._text[at:]
+        if tag is None or tag.partial:
             return False
-        if tag == PARAMETER_END:
-            self._text = text[len(tag) :]
-            return True
-        key = _KEY.match(text, partial=True) if tag == PARAMETER else None
-        if key is None:
-            self._text = text.removeprefix(FUNCTION_END)
+        self._content.drop_space()
+        if tag["key"] or tag["closed"]:
+            self._text = self._text[len(tag[0]) :]
+        if tag["key"]:
+            self._begin_value(tag)
+        elif tag["closed"] != "parameter":
             self._end_call(found)
-            return True
-        if key.partial:
-            return False
-        self._key = _bare(key["key"])
-        self._value = self._arguments.text(self._key)
-        self._text, self._framed = text[key.end() :], key[0].endswith(">")
-        self._object = JsonMender() if self._value.others.intersection(_BRACKETS.values()) and not self._held else None
-        self._within, self._looked = PARAMETER, 0
         return True
 
     def _end_call(self, found: list[AnswerPiece]) -> None:
@@ -183,9 +188,17 @@ class Qwen3CoderParser(TurningParser):
 
     # --- a value
 
+    def _begin_value(self, tag: regex.Match[str]) -> None:
+        self._key = _bare(tag["key"])
+        self._value = self._arguments.text(self._key)
+        self._begun, self._in_line = not tag[0].endswith(">"), False
+        self._object = JsonMender() if self._value.others.intersection(_BRACKETS.values()) and not self._held else None
+        self._within, self._looked, self._behind_object = PARAMETER, 0, 0
+
     def _in_value(self, found: list[AnswerPiece]) -> bool:
-        if self._framed and self._text:
-            self._text, self._framed = self._text.removeprefix("\n"), False
+        if not self._begun and self._text:
+            self._begun, self._in_line = True, not self._text.startswith("\n")
+            self._text = self._text.removeprefix("\n")
         at = self._held_end() if self._held else self._end_of_value()
         if at is None:
             return False
@@ -205,7 +218,8 @@ class Qwen3CoderParser(TurningParser):
         if self._object is not None and not self._is_past_object(self._object):
             return None
         while True:
-            mark = (_AT_END if self._stopped else _AMID).search(text, self._looked, partial=not self._stopped)
+            ends = _VALUE_ENDS[self._value.free, self._stopped]
+            mark = ends.search(text, self._looked, partial=not self._stopped)
             if mark is None:
                 self._looked = len(text)
                 return len(text) if self._stopped else None
@@ -219,23 +233,29 @@ class Qwen3CoderParser(TurningParser):
     def _is_past_object(self, value: JsonMender) -> bool:
         """Whether a list or an object has ended, if the value is one: inside it no tag ends anything."""
         text = self._text
-        if not self._looked and (begun := text.lstrip()[:1]) and _BRACKETS.get(begun) not in self._value.others:
-            self._object = None
-            return True
+        if not self._looked:
+            begun = text.lstrip()[:1]
+            if not begun:
+                return False
+            if _BRACKETS.get(begun) not in self._value.others:
+                self._object = None
+                return True
         value.feed(text[self._looked :])
-        self._looked = len(text) if text.strip() else 0
-        if not (value.over or self._stopped):
+        self._looked = len(text)
+        if not value.over:
             return False
-        self._looked = len(text) - len(value.rest) if value.done else 0
+        self._behind_object = self._looked = len(text) - len(value.rest) if value.done else 0
         self._object = None
         return True
 
     def _is_end(self, mark: regex.Match[str]) -> bool:
         """Whether a mark of those that stand for a missing one begins what may follow."""
-        if mark["name"] is not None:
-            return _bare(mark["name"]) in self._tools
+        if mark["function"] is not None:
+            return _bare(mark["function"]) in self._tools
         if mark["key"] is None:
             return True
+        if mark["line"] is None and not self._in_line:
+            return False
         key = _bare(mark["key"])
         known = key in self._arguments.names or (self._arguments.others and _ANY_KEY.fullmatch(key) is not None)
         return known and key not in self._told and key != self._key
@@ -247,7 +267,7 @@ class Qwen3CoderParser(TurningParser):
         found.append(AnswerPiece("arguments", text, self._calls))
 
     def _cut_short(self, found: list[AnswerPiece]) -> None:
-        text = self._text.removeprefix("\n") if self._framed else self._text
+        text = self._text
         tag = _MAY_END.search(text, partial=True)
         shown = text if tag is None else text[: tag.start()]
         if tag is not None and not tag.partial:

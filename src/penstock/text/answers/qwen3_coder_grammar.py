@@ -26,7 +26,7 @@ from penstock.text.grammar import check_grammar
 
 _ANY = "/(?s:.*)/"
 _ONE_CLOSE = r"~/(?s:.*)\n<\/parameter>(?:\n(?s:.*))?/"  # CLOSE stands behind a text and nowhere in it
-_NO_BRACKET = r"~/[ \t\r\n]*[\{\[](?s:.*)/"
+_NO_BRACKET = r"~/[ \t\r\n]*[\{\[(](?s:.*)/"
 _NOT_HERE = "is not held where arguments are written in tags: leave it out, or strict"
 _BRACKETED = {"object", "array"}
 _KEY = r"[^<>\s\"'](?:[^<>\n]*[^<>\s\"'])?"  # as the parser reads it back

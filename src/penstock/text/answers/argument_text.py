@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.text.answers.json_mending import SPACE, mended
+from penstock.text.answers.json_mending import SPACE, json_text_of, mended
 from penstock.text.answers.schema_branches import Branch, Plain, Schema, branches, list_of
 from penstock.text.answers.tool import Tool
 
@@ -80,7 +80,7 @@ def _shape(branch: Branch) -> Shape | None:
 
 def _properties(plain: Plain) -> Mapping[str, Schema]:
     said = plain.get("properties")
-    return said if isinstance(said, Mapping) else {}
+    return said if isinstance(said, dict) else {}
 
 
 def _property(plain: Plain, key: str) -> Schema:
@@ -128,15 +128,15 @@ class Alternative:
 
     def fits(self, made: str) -> bool:
         """Whether JSON fits it, as far as that shows: a list or an object by its kind."""
-        letter = made[0]
-        if letter in "{[":
-            return {"{": "object", "[": "array"}[letter] in self.kinds and self.values is None
-        value = json.loads(made)
-        if _kind(value) not in self.kinds:
+        if made[0] in "{[" and self.values is None:
+            return {"{": "object", "[": "array"}[made[0]] in self.kinds
+        try:
+            value = json.loads(made)
+        except RecursionError:
             return False
         if self.values is not None:
             return _is_in(value, self.values)
-        return letter in '"tfn' or all(_in_bounds(plain, value) for plain in self.branch)
+        return _kind(value) in self.kinds and all(_in_bounds(plain, value) for plain in self.branch)
 
 
 def _said(plain: Plain) -> frozenset[str] | None:
@@ -174,7 +174,9 @@ def _is_in(value: Any, listed: Iterable[Any]) -> bool:
     return any(value == each and _kind(value) == _kind(each) for each in listed)
 
 
-def _in_bounds(plain: Plain, value: float) -> bool:
+def _in_bounds(plain: Plain, value: Any) -> bool:
+    if _kind(value) not in _NUMBERS:
+        return True
     number = Fraction(str(value))
     for word, keeps in _BOUNDS.items():
         said = plain.get(word)
@@ -200,7 +202,7 @@ class ArgumentText:
             only_text = made.startswith('"') and self.free
             if not only_text and (self.fits(made) or not (self.free or self.named)):
                 return made
-        return json.dumps(plain if plain in self.named and not self.free else text, ensure_ascii=False)
+        return json_text_of(plain if plain in self.named and not self.free else text)
 
     def fits(self, made: str) -> bool:
         """Whether JSON fits the schema, as far as that shows."""

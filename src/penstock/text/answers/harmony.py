@@ -27,7 +27,7 @@ _THOUGHT = re.compile(r"<\|channel\|>\s*analysis")
 _TO = r"\s*(?:to=[\w.:/-]+)?\s*"
 # A header as far as it goes, where no mark is behind it: the rest is a message's text.
 _HEADER = re.compile(
-    rf"\s*(?:<\|start\|>\s*\w*)?{_TO}(?:<\|channel\|>\s*(?:analysis|commentary|final|\w*$))?{_TO}"
+    rf"\s*(?:<\|start\|>\s*\w*)?{_TO}(?:<\|channel\|>\s*(?:analysis|commentary|final|\w{{0,16}}$))?{_TO}"
     r"(?:<\|constrain\|>\s*\w*\s*|json\s*(?=\{|$))?"
 )
 LONGEST_HEADER = 1_024  # characters; what is longer is none

@@ -1,6 +1,6 @@
 """Makes RFC 8259's JSON of what models write, as it comes. JSON goes through as it stands. Mended are Python's words
-and quotes, raw line ends and stray escapes in strings, brackets left out, commas too many; to texts, bare words, NaN and
-numbers past a double's range. It knows JSON's grammar; no schemas, no calls.
+and quotes, raw line ends and stray escapes in strings, brackets left out, commas too many; to texts, bare words, NaN
+and numbers past a double's range. It knows JSON's grammar; no schemas, no calls.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JsonMender:
 
     def cut(self) -> str:
         """Returns what was held back of a value that is cut short."""
-        return "" if self._quote or self.over else self._held
+        return "" if self._quote or self.over or not self._held else self._between + self._held
 
     def close(self) -> str:
         """Ends the value where it stands. Returns what of it is missing."""
@@ -150,7 +150,7 @@ class JsonMender:
 
 
 def mended(text: str, *, close: bool = False) -> str | None:
-    """Returns a text as one JSON value; None where no mending makes it one. close: what is open at its end is closed."""
+    """Returns a text as one JSON value; None where no mending makes it one. close: ends what is open."""
     mender = JsonMender()
     made = mender.feed(text + " ")  # which ends a bare word
     if close and text and not mender.over:
@@ -161,7 +161,9 @@ def mended(text: str, *, close: bool = False) -> str | None:
 def json_text_of(value: Any) -> str:
     """Returns a Python value as JSON: floats that are not finite as texts, and halves of surrogates as escapes."""
     text = json.dumps(value, ensure_ascii=False)
-    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         text = json.dumps(value)
     made = mended(text)
     assert made is not None, "it is JSON but for its numbers"

@@ -38,7 +38,7 @@ _TAG = regex.compile(rf"{_PARAMETER}|</(?P<closed>parameter|function)(?:>|(?=[\s
 # A value ends at its tag, a text only where another stands behind that; or, where it was left out, at what follows.
 _ENDS = (
     rf"|(?P<line>(?:^|\n)[ \t]*)?{_PARAMETER}|</function>?\s*(?:</?tool_call>|<function=)"
-    rf"|</tool_call>\s*<tool_call>|<tool_call>\s*{_FUNCTION}"
+    rf"|(?:</tool_call>\s*)?<tool_call>\s*{_FUNCTION}"
 )
 _TEXT_ENDS = r"</parameter>?\s*(?:<parameter=|<function=|</function|</?tool_call>)" + _ENDS
 _WORD_ENDS = r"</parameter(?:>|(?=[\s<]))" + _ENDS

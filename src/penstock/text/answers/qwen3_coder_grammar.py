@@ -28,6 +28,7 @@ _ANY = "/(?s:.*)/"
 _ONE_CLOSE = r"~/(?s:.*)\n<\/parameter>(?:\n(?s:.*))?/"  # CLOSE stands behind a text and nowhere in it
 _NO_BRACKET = r"~/[ \t\r\n]*[\{\[(](?s:.*)/"
 _NOT_HERE = "is not held where arguments are written in tags: leave it out, or strict"
+MOST_KEPT = 16_384  # characters of a schema whose rules are kept
 _BRACKETED = {"object", "array"}
 _KEY = r"[^<>\s\"'](?:[^<>\n]*[^<>\s\"'])?"  # as the parser reads it back
 # What says more of an object than its members and their schemas.
@@ -48,11 +49,18 @@ def call_rest(tools: Sequence[Tool]) -> str:
 
 def _rules_of(name: str, tool: Tool) -> str:
     try:
-        return _Arguments(name, tool).rules()
+        schema = json.dumps(tool.parameters)
+        rules = _rules if len(schema) <= MOST_KEPT else _rules.__wrapped__
+        return rules(name, schema, tool.strict)
     except (UsageError, RecursionError) as error:
         why = error.rule if isinstance(error, UsageError) else "its schema is nested too deep"
         rule = f"calls of the tool {tool.name} cannot be held: {why}"
         raise UsageError(rule, param="tools", rule=rule) from error
+
+
+@lru_cache(maxsize=256)  # requests bring the same tools again: 20 of six arguments take 5 ms
+def _rules(name: str, parameters: str, strict: bool) -> str:
+    return _Arguments(name, Tool(name=name, parameters=json.loads(parameters), strict=strict)).rules()
 
 
 class _Arguments:
@@ -77,8 +85,11 @@ class _Arguments:
             raise _wrong(f"{word} {_NOT_HERE}")
         parts = []
         for key, schema in shape.named.items():
-            head = lark_text(f"{PARAMETER}{key}>\n")
-            part = self._argument(head, schema) if re.fullmatch(_KEY, key) else None
+            part = None
+            if re.fullmatch(_KEY, key):
+                part = self._argument(lark_text(f"{PARAMETER}{key}>\n"), schema)
+            elif key in shape.required:
+                raise _wrong(f"no tag can hold the name of its argument {key!r}")
             if part is None and key in shape.required:
                 return None
             if part is not None:
@@ -162,7 +173,7 @@ def _is_listed(text: str, branch: Branch) -> bool:
 def _lengths_and_pattern(plain: Plain) -> tuple[int, int | None, str | None]:
     least, most, pattern = (plain.get(word) for word in ("minLength", "maxLength", "pattern"))
     return (
-        least if isinstance(least, int) else 0,
+        max(0, least) if isinstance(least, int) else 0,
         most if isinstance(most, int) else None,
         pattern if isinstance(pattern, str) and _is_regex(_found(pattern)) else None,
     )
@@ -191,13 +202,13 @@ def _is_regex(pattern: str) -> bool:
     return True
 
 
-@lru_cache(maxsize=256)
 def _check_strict(schema: str) -> None:
     """Raises UsageError, in the library's words, for what it would hold in no form."""
     try:
         check_grammar(StructuredOutputsParams(json=schema))
     except UsageError as error:
-        raise _wrong(error.rule.removeprefix("structured_outputs cannot be served: ")) from error
+        words = error.rule.removeprefix("structured_outputs cannot be served: ")
+        raise _wrong(f"{words}: change its schema, or leave strict out") from error
 
 
 def _wrong(why: str) -> UsageError:

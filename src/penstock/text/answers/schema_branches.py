@@ -19,7 +19,7 @@ Plain = Mapping[str, Any]  # a schema without what is taken apart
 Branch = list[Plain]
 
 MOST_BRANCHES = 256
-MOST_LOOKS = 10_000  # schemas looked at for one list of branches
+MOST_LOOKS = 2_000  # schemas looked at for one list of branches
 TAKEN_APART = ("$ref", "allOf", "anyOf", "oneOf", "nullable")
 _DATA = ("enum", "const", "default", "examples", "example")  # these hold values, not schemas
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas")
@@ -41,8 +41,8 @@ class _Walk:
         self._looks += 1
         if self._looks > MOST_LOOKS:
             raise _too_many()
-        if not isinstance(schema, Mapping) or schema.get("not") in ({}, True):  # zod writes false as `not: {}`
-            return [[]] if not isinstance(schema, Mapping) and schema is not False else []
+        if not isinstance(schema, dict) or schema.get("not") in ({}, True):  # zod writes false as `not: {}`
+            return [[]] if not isinstance(schema, dict) and schema is not False else []
         found: list[Branch] = [[{key: value for key, value in schema.items() if key not in TAKEN_APART}]]
         if isinstance(ref := schema.get("$ref"), str):
             found = _both(found, [] if ref in refs else self.branches(target(ref, self._root), (*refs, ref)))
@@ -73,14 +73,14 @@ def target(ref: str, root: Schema) -> Schema:
     found = root
     path, *steps = unquote(ref).split("/")
     for step in (each.replace("~1", "/").replace("~0", "~") for each in steps):
-        if isinstance(found, Mapping) and step in found:
+        if isinstance(found, dict) and step in found:
             found = found[step]
         elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
             found = found[int(step)]
         else:
-            raise _wrong(f"$ref {ref!r} leads nowhere in it")
+            path = ""
     if path != "#":
-        raise _wrong(f"$ref {ref!r} leads out of it, and nothing is fetched")
+        raise _wrong(f"its $ref {ref!r} names nothing in its schema, and nothing is fetched")
     return found
 
 
@@ -92,7 +92,7 @@ def closed(schema: Schema, root: Schema) -> dict[str, Any]:
     def copied(part: Any) -> Any:
         if isinstance(part, list):
             return [copied(each) for each in part]
-        if not isinstance(part, Mapping):
+        if not isinstance(part, dict):
             return part
         made = {key: kept(key, value) for key, value in part.items() if key not in (*_DOCUMENT, "nullable")}
         return {"anyOf": [made, {"type": "null"}]} if part.get("nullable") is True else made
@@ -103,16 +103,16 @@ def closed(schema: Schema, root: Schema) -> dict[str, Any]:
                 names[value] = str(len(names))
                 waiting.append(value)
             return f"#/$defs/{names[value]}"
-        if key in _BY_NAME and isinstance(value, Mapping):
+        if key in _BY_NAME and isinstance(value, dict):
             return {name: copied(each) for name, each in value.items()}
         return value if key in _DATA else copied(value)
 
-    made = copied(schema) if isinstance(schema, Mapping) else {}
+    made = copied(schema) if isinstance(schema, dict) else {}
     found = {}
     while waiting:
         ref = waiting.pop()
         found[names[ref]] = copied(target(ref, root))
-    version = {"$schema": root["$schema"]} if isinstance(root, Mapping) and "$schema" in root else {}
+    version = {"$schema": root["$schema"]} if isinstance(root, dict) and "$schema" in root else {}
     return {**version, **made, **({"$defs": found} if found else {})}
 
 

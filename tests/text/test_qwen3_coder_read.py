@@ -83,6 +83,7 @@ LEFT_OUT: list[tuple[str, str, list[Json]]] = [  # text, content, arguments
     (OPEN + p("a", "1") + "</function>\n<function=f>\n" + p("b", "2") + "</function>\n</tool_call>", "",
      [{"a": "1"}, {"b": 2}]),
     (OPEN + p("a", "1") + "<function=f>\n" + p("b", "2") + "</function>\n</tool_call>", "", [{"a": "1"}, {"b": 2}]),
+    ("I look. " + call(p("a", "x")).removeprefix("<tool_call>\n"), "I look.", [{"a": "x"}]),
     ("Well.\n" + call(p("a", "x")).removeprefix("<tool_call>\n"), "Well.", [{"a": "x"}]),
     (OPEN + p("a", "x") + "</function>", "", [{"a": "x"}]),
     (OPEN + p("a", "x"), "", [{"a": "x"}]),

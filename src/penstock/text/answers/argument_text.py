@@ -22,8 +22,8 @@ from penstock.text.answers.tool import Tool
 
 _NUMBERS = frozenset(("integer", "number"))
 _INFERRED = {
-    "object": ("properties", "additionalProperties", "required", "patternProperties", "minProperties", "maxProperties"),
-    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"),
+    "object": ("properties", "additionalProperties", "patternProperties"),
+    "array": ("items", "prefixItems"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }  # what a schema without a type is about
 _BOUNDS: dict[str, Callable[[Fraction, Fraction], bool]] = {
@@ -33,8 +33,6 @@ _BOUNDS: dict[str, Callable[[Fraction, Fraction], bool]] = {
     "exclusiveMaximum": operator.lt,
     "multipleOf": lambda number, step: not step or number % step == 0,
 }
-
-
 _PYTHONS = ("None", "True", "False")
 
 

@@ -63,7 +63,6 @@ class Qwen3CoderParser(TurningParser):
         super().__init__()
         self._within = ""  # the tag whose inside comes: "", BEGIN, FUNCTION, PARAMETER, or END, behind a call
         self._opened = ""  # BEGIN, unless that was left out
-        self._line_begins = True  # nothing but space stands before in this line
         self._stopped = False  # no more text comes
         self._arguments = Arguments(Tool(name=""))  # of the open call
         self._told: set[str] = set()  # their keys
@@ -110,22 +109,11 @@ class Qwen3CoderParser(TurningParser):
             self._text, self._within = text.removeprefix(END), ""
             return True
         at, mark = find_mark(self._text, (BEGIN,) if self._held else (BEGIN, FUNCTION))
-        self._put(self._text[:at], found)
-        self._text = self._text[at:]
-        if mark == FUNCTION and not self._line_begins:  # it is spoken of
-            self._put(FUNCTION, found)
-            self._text = self._text[len(FUNCTION) :]
-        elif mark:
+        found += self._content.put(self._text[:at])
+        self._text = self._text[at:].removeprefix(BEGIN)
+        if mark:
             self._opened, self._within = mark if mark == BEGIN else "", BEGIN
-            self._text = self._text.removeprefix(BEGIN)
         return bool(mark)
-
-    def _put(self, text: str, found: list[AnswerPiece]) -> None:
-        """Puts text into the content."""
-        if text:
-            found += self._content.put(text)
-            _, line, last = text.rpartition("\n")
-            self._line_begins = (self._line_begins or bool(line)) and not last.strip()
 
     # --- a call
 
@@ -135,16 +123,12 @@ class Qwen3CoderParser(TurningParser):
         if call is not None and call.partial:
             return False
         if call is None or _bare(call["function"]) not in self._tools:
-            self._begin_no_call(found)
+            found += self._content.put(self._opened or FUNCTION)
+            self._text = self._text if self._opened else self._text.removeprefix(FUNCTION)
+            self._within = ""
         else:
             self._begin(call, found)
         return True
-
-    def _begin_no_call(self, found: list[AnswerPiece]) -> None:
-        mark = self._opened or FUNCTION
-        self._put(mark, found)
-        self._text = self._text if self._opened else self._text.removeprefix(FUNCTION)
-        self._within = ""
 
     def _begin_at_end(self, found: list[AnswerPiece]) -> None:
         """Where the text ends before the first argument: a call, if a tool's name is there and no more than that."""
@@ -154,7 +138,7 @@ class Qwen3CoderParser(TurningParser):
         if call is not None and _bare(call["function"]) in self._tools and tag is not None:
             self._begin(call, found)
         else:
-            self._put(self._opened, found)
+            found += self._content.put(self._opened)
             self._within = ""
 
     def _begin(self, call: regex.Match[str], found: list[AnswerPiece]) -> None:
@@ -168,7 +152,7 @@ class Qwen3CoderParser(TurningParser):
         """In front of an argument, or the call's end. What is neither goes to the content."""
         tag = _TAG.search(self._text, partial=not self._stopped)
         at = len(self._text) if tag is None else tag.start()
-        self._put(self._text[:at], found)
+        found += self._content.put(self._text[:at])
         self._text = self._text[at:]
         if tag is None or tag.partial:
             return False
@@ -184,7 +168,7 @@ class Qwen3CoderParser(TurningParser):
     def _end_call(self, found: list[AnswerPiece]) -> None:
         found.append(AnswerPiece("arguments", "}", self._calls))
         self._calls += 1
-        self._within, self._line_begins = END, True
+        self._within = END
 
     # --- a value
 
@@ -210,7 +194,7 @@ class Qwen3CoderParser(TurningParser):
     def _held_end(self) -> int | None:
         at = self._text.find(CLOSE, self._looked)
         self._looked = max(0, len(self._text) - len(CLOSE))
-        return None if at < 0 else at
+        return at if at >= 0 else len(self._text) if self._stopped else None
 
     def _end_of_value(self) -> int | None:
         """Where the value ends; None where more text has to say."""
@@ -236,13 +220,13 @@ class Qwen3CoderParser(TurningParser):
         if not self._looked:
             begun = text.lstrip()[:1]
             if not begun:
-                return False
+                return self._stopped
             if _BRACKETS.get(begun) not in self._value.others:
                 self._object = None
                 return True
         value.feed(text[self._looked :])
         self._looked = len(text)
-        if not value.over:
+        if not value.over and not self._stopped:
             return False
         self._behind_object = self._looked = len(text) - len(value.rest) if value.done else 0
         self._object = None

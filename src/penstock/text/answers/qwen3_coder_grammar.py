@@ -72,17 +72,16 @@ class _Arguments:
 
     def rules(self) -> str:
         """Raises UsageError."""
+        shapes = shapes_of(self._tool)
         if self._tool.strict:
-            _check_strict(json.dumps(self._tool.schema))
-        shapes = [made for shape in shapes_of(self._tool) if (made := self._shape(shape)) is not None]
-        if not shapes:
+            _check_strict(self._tool, shapes)
+        made = [rule for shape in shapes if (rule := self._shape(shape)) is not None]
+        if not made:
             raise _wrong("no arguments fit its schema")
-        return "\n".join([f"{self._name}: {' | '.join(shapes)}", *self._rules])
+        return "\n".join([f"{self._name}: {' | '.join(made)}", *self._rules])
 
     def _shape(self, shape: Shape) -> str | None:
         """The arguments of one alternative; None where one that it needs cannot be written."""
-        if self._tool.strict and (word := next((w for w in _NOT_HELD for part in shape.plain if w in part), None)):
-            raise _wrong(f"{word} {_NOT_HERE}")
         parts = []
         for key, schema in shape.named.items():
             part = None
@@ -202,10 +201,12 @@ def _is_regex(pattern: str) -> bool:
     return True
 
 
-def _check_strict(schema: str) -> None:
-    """Raises UsageError, in the library's words, for what it would hold in no form."""
+def _check_strict(tool: Tool, shapes: Sequence[Shape]) -> None:
+    """Raises UsageError for what of a schema is not held; in the library's words, where that is held in no form."""
+    if said := next((word for word in _NOT_HELD for shape in shapes for plain in shape.plain if word in plain), None):
+        raise _wrong(f"{said} {_NOT_HERE}")
     try:
-        check_grammar(StructuredOutputsParams(json=schema))
+        check_grammar(StructuredOutputsParams(json=json.dumps(tool.schema)))
     except UsageError as error:
         words = error.rule.removeprefix("structured_outputs cannot be served: ")
         raise _wrong(f"{words}: change its schema, or leave strict out") from error

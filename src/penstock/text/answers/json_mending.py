@@ -90,7 +90,12 @@ class JsonMender:
         elif letter == ":" == self._expects:
             self._put(":", out)
             self._expects = "value"
-        elif letter in "}]" and letter in self._open and (self._expects != "value" or self._open[-1] == "]") and self._expects != ":":
+        elif (
+            letter in "}]"
+            and letter in self._open
+            and (self._expects != "value" or self._open[-1] == "]")
+            and self._expects != ":"
+        ):
             out.append(self._between.replace(",", ""))
             self._between, bracket = "", ""
             while bracket != letter:  # one that was left out is closed with it

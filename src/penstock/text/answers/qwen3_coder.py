@@ -66,6 +66,7 @@ class Qwen3CoderParser(TurningParser):
         self._stopped = False  # no more text comes
         self._arguments = Arguments(Tool(name=""))  # of the open call
         self._told: set[str] = set()  # their keys
+        self._beside = ""  # what stands between them
         self._key = ""
         self._value = ArgumentText([])
         self._begun = False  # what stands behind its key was looked at
@@ -90,9 +91,7 @@ class Qwen3CoderParser(TurningParser):
             self._cut_short(found)
         elif self._within == FUNCTION and stopped:
             self._end_call(found)
-        held = "" if self._within else self._text
-        if self._within:
-            self._content.drop_space()
+        held = self._beside.rstrip() if self._within else self._text
         return found + self._content.put(held) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
@@ -150,14 +149,14 @@ class Qwen3CoderParser(TurningParser):
         found += [AnswerPiece("name", name, self._calls), AnswerPiece("arguments", "{", self._calls)]
 
     def _in_function(self, found: list[AnswerPiece]) -> bool:
-        """In front of an argument, or the call's end. What is neither goes to the content."""
+        """In front of an argument, or the call's end. What is neither is content behind the call."""
         tag = _TAG.search(self._text, partial=not self._stopped)
         at = len(self._text) if tag is None else tag.start()
-        found += self._content.put(self._text[:at])
+        self._beside += self._text[:at]
         self._text = self._text[at:]
         if tag is None or tag.partial:
             return False
-        self._content.drop_space()
+        self._beside = self._beside if self._beside.strip() else ""
         if tag["key"] or tag["closed"]:
             self._text = self._text[len(tag[0]) :]
         if tag["key"]:
@@ -168,8 +167,9 @@ class Qwen3CoderParser(TurningParser):
 
     def _end_call(self, found: list[AnswerPiece]) -> None:
         found.append(AnswerPiece("arguments", "}", self._calls))
+        found += self._content.put(self._beside)
         self._calls += 1
-        self._within = END
+        self._within, self._beside = END, ""
 
     # --- a value
 

@@ -91,7 +91,7 @@ def test_filtered_draws_are_those_of_one(ranks: int, vocabulary: int, step: floa
 
 
 def test_ranks_whose_shares_differ_meet_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama 3's 1,002 tiles over four ranks are 250 and 251 each: rows go in pieces, and every rank in the same ones."""
+    """Llama 3's 1,002 tiles are 250 or 251 for each of four ranks. Rows go in pieces, the same ones on every rank."""
     monkeypatch.setattr(rank_filters, "_PIECE", 5 * 3 * TILE)  # 5 rows of three tiles a piece, 7 of two
     logits = torch.randn(35, 9 * TILE, generator=torch.Generator().manual_seed(2))
     asked = inputs(35, 3)
@@ -183,5 +183,7 @@ def test_tritons_draw_is_the_references() -> None:
                 return x[None]
 
             drawn(VocabularyPart(first, vocabulary, rank, 3, gather), slice(first, first + length))
-    found = VocabularyPart(0, vocabulary, 0, 3, lambda _: torch.stack(winners)).best(torch.zeros(rows), torch.zeros(rows))
+    found = VocabularyPart(0, vocabulary, 0, 3, lambda _: torch.stack(winners)).best(
+        torch.zeros(rows), torch.zeros(rows)
+    )
     assert torch.equal(want.long(), found)

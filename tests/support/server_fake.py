@@ -357,11 +357,11 @@ def running_server(
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(120)
     try:
         yield made[0]
     finally:
         made[0].loop.call_soon_threadsafe(made[0].service.close)
         made[1].should_exit = True
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()

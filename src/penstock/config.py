@@ -55,6 +55,10 @@ class ModelOptions:
     )
     load_format: LoadFormat = _knob("auto", "`dummy` draws weights from U(-1e-3, 1e-3) and needs a config alone.")
     skip_tokenizer_init: bool = _knob(False, "Load no tokenizer: ids in, ids out.")
+    disable_any_whitespace: bool = _knob(
+        False,
+        "JSON of structured outputs has no white space between its parts, where a request doesn't say what may be.",
+    )
     seed: int = _knob(
         0, "Where seeds of requests that bring none, and dummy weights, come from.", low=0, high=2**63 - 1
     )

@@ -77,7 +77,8 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
         ends = tuple(runner.eos_token_ids)
         masks = None
         if not config.model.skip_tokenizer_init:
-            masks = MaskPool(folder, runner.vocab_size, ends, opened=runner.map_masks)
+            compact = config.model.disable_any_whitespace
+            masks = MaskPool(folder, runner.vocab_size, ends, opened=runner.map_masks, compact=compact)
         engine = engine_over(runner, config, masks)
     except BaseException:
         runner.close()

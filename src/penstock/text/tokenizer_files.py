@@ -91,6 +91,28 @@ def _check_growth(tokenizer_json: bytes, path: Path) -> None:
         )
 
 
+def prefixes(part: Any) -> bool:
+    """Returns whether a normalizer or pre-tokenizer, as tokenizer.json writes it, sets a space before a text."""
+    return bool(without_prefix(part) != part)
+
+
+def without_prefix(part: Any) -> Any:
+    """Returns the same normalizer or pre-tokenizer, one that sets no space before a text. None stays None."""
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind == "Sequence":
+        name = "normalizers" if "normalizers" in part else "pretokenizers"
+        return {**part, name: [without_prefix(each) for each in part[name] if each.get("type") != "Prepend"]}
+    if kind == "Prepend":
+        return None
+    if kind == "Metaspace" and part.get("prepend_scheme") != "never":
+        return {**part, "prepend_scheme": "never"}
+    if kind == "ByteLevel" and part.get("add_prefix_space"):
+        return {**part, "add_prefix_space": False}
+    return part
+
+
 def _growth(normalizer: Any) -> float:
     """How many characters one may become, at most, by the replacements of a normalizer as the library writes it."""
     if not isinstance(normalizer, dict):

@@ -76,7 +76,7 @@ class ResponsesAnswer(BaseAnswer):
         pieces = self._reader.feed(delta.text)
         ended = delta.finish_reason is not None
         if ended:
-            pieces += self._reader.end()
+            pieces += self._reader.end(stopped=delta.finish_reason == "stop")
         events = [event for piece in pieces for event in self._items.take(piece)]
         if ended:
             if delta.weights_version is not None:

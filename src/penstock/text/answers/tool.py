@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,42 +52,6 @@ def check_tools(tools: Sequence[Tool]) -> None:
         seen.add(tool.name)
         if tool.parameters.get("type", "object") != "object":
             raise _wrong(f"{where}.parameters must be the schema of an object: type object", f"{where}.parameters")
-
-
-def argument_schema(tool: Tool, key: str) -> Any:
-    """Returns the schema of one argument; None where the tool has none of it."""
-    properties = tool.schema.get("properties")
-    return properties.get(key) if isinstance(properties, dict) else None
-
-
-def typed(tool: Tool, key: str, text: str) -> str:
-    """Returns an argument that was written as bare text, in JSON: as it stands, where it is JSON of a kind that the
-    tool's schema has, else as a text."""
-    kinds = kinds_of(argument_schema(tool, key))
-    if "string" in kinds and not (text == "null" and "null" in kinds):
-        return json.dumps(text, ensure_ascii=False)
-    try:
-        return json.dumps(json.loads(text), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        lowered = text.strip().lower()
-        return lowered if lowered in ("true", "false") else json.dumps(text, ensure_ascii=False)
-
-
-def kinds_of(schema: Any) -> set[str]:
-    """Returns the types that a schema names; text, where it says nothing of them."""
-    if not isinstance(schema, Mapping):
-        return {"string"}
-    said = schema.get("type")
-    if isinstance(said, str):
-        return {said}
-    if isinstance(said, list):
-        return {kind for kind in said if isinstance(kind, str)}
-    if isinstance(schema.get("enum"), list):
-        return {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(parts, list):
-        return set().union(*(kinds_of(part) for part in parts))
-    return {"other"} if "$ref" in schema or "allOf" in schema else {"string"}
 
 
 def _wrong(rule: str, param: str) -> UsageError:

@@ -420,7 +420,9 @@ def test_generation_defaults(tmp_path: Path) -> None:
         "max_tokens": 2048,
     }
     assert told.unserved == ()
-    assert end_ids(config, _generation(tmp_path, {"eos_token_id": 7})) == (7,)
+    seven = _generation(tmp_path, {"eos_token_id": 7})
+    assert end_ids(config, seven) == (7,) == end_ids(config, seven, 7) == end_ids(config, seven, config.vocab_size)
+    assert end_ids(config, seven, 9) == (7, 9) and end_ids(config, nothing, 9) == (*config.eos_ids, 9)
     assert _generation(tmp_path, {"num_beams": 4, "top_k": None, "num_beam_groups": 1}).unserved == ("num_beams",)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import text_samples as samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer
 
 from penstock.text.chat_template import render
@@ -84,6 +86,19 @@ def test_named_ids_are_those_of_autotokenizer(pair: tuple[Tokenizer, Any]) -> No
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
     assert ours.vocab_size == len(theirs)
     assert ours.special_ids == {index for index, token in theirs.added_tokens_decoder.items() if token.special}
+
+
+def test_a_llama_tokenizers_ids_are_its_files(tmp_path: Path) -> None:
+    """AutoTokenizer takes this class for a reason to make a pre-tokenizer of its own, which drops spaces."""
+    folder = samples.llama2(tmp_path)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "LlamaTokenizer"}))
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    file = FastTokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in (*SAMPLES, " Hello", "  Hello", "a</s> b", "<s> a"):
+        assert ours.encode(text) == file.encode(text).ids
+        if not text.startswith((" ", "▁")) and "> " not in text:
+            assert ours.encode(text) == theirs.encode(text), text
 
 
 @settings(max_examples=60, deadline=None)

@@ -54,6 +54,10 @@ PARTS = """{% for m in messages %}[{{ m.role }}]
 {%- for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}{% endfor %}
 {% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
 
+# Of parts the first, and nothing else.
+FIRST_PART = """{% for m in messages %}[{{ m.role }}]{{ m.content[0].text }}
+{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
+
 # A macro reads text or parts; ids of nine; what is said beside a call isn't written.
 SHORT_IDS = """{% macro body(content) %}{% if content is string %}{{ content }}
 {%- else %}{% for part in content %}{{ part['text'] }}{% endfor %}{% endif %}{% endmacro %}

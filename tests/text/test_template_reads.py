@@ -11,6 +11,7 @@ import pytest
 from chat_kinds import (
     ALTERNATING,
     CHANNELS,
+    FIRST_PART,
     HYBRID,
     ITEMS,
     KINDS,
@@ -25,6 +26,7 @@ from chat_kinds import (
 )
 
 from penstock.errors import UsageError
+from penstock.text import chat_template
 from penstock.text.chat_template import render
 
 
@@ -55,18 +57,16 @@ CALLED = {"role": "assistant", "content": None, "tool_calls": [call(1, '{"city":
 AGENT = [ASK, CALLED, result(1, "sun")]
 
 # What a turn of one call, and its result, becomes.
+WRITTEN = '<tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}\n</tool_call>'
+RESPONSE = "<tool_response>\nsun\n</tool_response>"
 ONE_TURN = {
-    PLAIN: '[user]Weather?\n[assistant]<tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}\n</tool_call>\n'
-    "[tool]sun\n[assistant]",
-    TRIMMED: '[user]Weather?\n[assistant]<tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}\n</tool_call>\n'
-    "[tool]sun\n[assistant]",
+    PLAIN: f"[user]Weather?\n[assistant]{WRITTEN}\n[tool]sun\n[assistant]",
+    TRIMMED: f"[user]Weather?\n[assistant]{WRITTEN}\n[tool]sun\n[assistant]",
     HYBRID: '[user]Weather?\n[assistant]<call>look{"city": "Rome"}</call>\n[user]<result>sun</result>\n[assistant]',
     NONE_CALLS: '[user]Weather?\n<call>look|{"city": "Rome"}</call>\n<result>sun</result>\n[assistant]',
-    ALTERNATING: "[user]Weather?\n"
-    '[model]<tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}\n</tool_call>\n'
-    "[user]<tool_response>\nsun\n</tool_response>\n[model]",
-    PARTS: '[user]Weather?[assistant]<tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}\n</tool_call>'
-    "[tool]sun[assistant]",
+    ALTERNATING: f"[user]Weather?\n[model]{WRITTEN}\n[user]{RESPONSE}\n[model]",
+    PARTS: f"[user]Weather?[assistant]{WRITTEN}[tool]sun[assistant]",
+    FIRST_PART: f"[user]Weather?\n[assistant]{WRITTEN}\n[tool]sun\n[assistant]",
     SHORT_IDS: '[user]Weather?\n<call>{"name": "look", "arguments": {"city": "Rome"}}74196fe72</call>\n'
     "<result>sun74196fe72</result>\n[assistant]",
     ONE_CALL: '[user]Weather?\n[assistant]{"name": "look", "parameters": {"city": "Rome"}}\n'
@@ -74,8 +74,7 @@ ONE_TURN = {
     CHANNELS: '[user]Weather?\n<call>look{"city": "Rome"}</call>\n<result>"sun"</result>\n[assistant]',
     ITEMS: "[user]Weather?\n[assistant]<call=look><city>Rome</city></call><result>sun</result>\n[assistant]",
     THINKING_PARTS: '[user]Weather?[assistant]<call>look{"city": "Rome"}</call><result>sun</result>\n[assistant]',
-    SILENT: '[user]Weather?\n[assistant]<tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}\n</tool_call>\n'
-    "[user]<tool_response>\nsun\n</tool_response>\n[assistant]",
+    SILENT: f"[user]Weather?\n[assistant]{WRITTEN}\n[user]{RESPONSE}\n[assistant]",
 }
 
 
@@ -168,7 +167,7 @@ def test_arguments_that_are_no_object_stand_as_they_were_written(kind: str, give
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_line_end_in_an_argument_is_one(kind: str) -> None:
     raw = prompt(KINDS[kind], ASK, {**CALLED, "tool_calls": [call(1, '{"city": "Ro\nme"}')]}, result(1, "sun"))
-    if KINDS[kind] in (NONE_CALLS, PLAIN, TRIMMED, ALTERNATING, PARTS, SILENT):  # the text as it stands
+    if KINDS[kind] in (NONE_CALLS, PLAIN, TRIMMED, ALTERNATING, PARTS, FIRST_PART, SILENT):  # the text as it stands
         assert '{"city": "Ro\nme"}' in raw
     else:
         written = prompt(KINDS[kind], ASK, {**CALLED, "tool_calls": [call(1, '{"city": "Ro\\nme"}')]}, result(1, "sun"))
@@ -237,6 +236,11 @@ def test_whatever_an_assistant_said_can_be_in_the_next_turn(kind: str) -> None:
 def test_a_template_that_refuses_everything_says_why() -> None:
     with pytest.raises(UsageError, match="not today"):
         prompt("{{ raise_exception('not today') }}", ASK)
+
+
+def test_a_slow_template_is_taken_for_a_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "ASKING", -1.0)
+    assert prompt("slow" + ALTERNATING, {"role": "user", "content": parts("a", "b")}) == "slow[user]a\nb\n[model]"
 
 
 def test_a_template_that_writes_none_itself_is_no_fault_of_the_messages() -> None:

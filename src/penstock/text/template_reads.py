@@ -66,11 +66,12 @@ def _content_of(role: str, probe: _Probe, reads: Reads) -> Reads:
         message = {"role": role, "content": content}
         return {"user": [message], "assistant": [ASK, message, ASK]}.get(role, [message, ASK])
 
-    text = probe.sees(reads, said(FIRST), FIRST)
-    taking = replace(reads, parts=reads.parts | {role})
-    if probe.sees(taking, said(_parts(FIRST, SECOND)), FIRST, SECOND):
-        return taking if text else replace(taking, only_parts=reads.only_parts | {role})
-    return replace(reads, developer=False) if role == "developer" and not text else reads
+    forms = (reads, replace(reads, only_parts=reads.only_parts | {role}))
+    found = probe.first(forms, said(FIRST), FIRST)
+    if found is None:
+        return replace(reads, developer=False) if role == "developer" else reads
+    taking = replace(found, parts=found.parts | {role})
+    return taking if probe.sees(taking, said(_parts(FIRST, SECOND)), FIRST, SECOND) else found
 
 
 def _parts(*texts: str) -> list[Message]:
@@ -93,7 +94,7 @@ def _call_forms(reads: Reads) -> tuple[list[Reads], list[Reads]]:
     tool = frozenset({"tool"})
     ways = [reads, replace(reads, results=False)]
     if reads.only_parts:
-        ways.insert(0, replace(reads, parts=reads.parts | tool, only_parts=reads.only_parts | tool))
+        ways.insert(0, replace(reads, only_parts=reads.only_parts | tool))
     read = [
         replace(way, short_ids=short, empty=empty, objects=objects)
         for way, short, empty, objects in product(ways, (False, True), ("", None), (True, False))

@@ -24,7 +24,7 @@ class Reads:
     """What a template takes. The defaults are what most of them take.
 
     parts: roles whose content may be a list of parts; of other roles' they are joined by line ends.
-    only_parts: roles whose content is never text.     blank: a content of no text is text; False: a part of none.
+    only_parts: roles whose content is a part, never text.   blank: a content of no text is text; False: a part of none.
     developer: a message may have this role; False: it is given the role system.
     calls: how many a turn holds: 2 stands for any number; 0: they are written into its content, as Hermes writes them.
     empty: the content of a turn of calls alone.       beside: it may have some; False: a turn before it has that.
@@ -123,10 +123,10 @@ def _turns(message: Message, reads: Reads) -> Iterator[Message]:
 
 
 def _content(content: Any, role: str, reads: Reads) -> Any:
-    if isinstance(content, list):
-        return content if role in reads.parts else _text(content)
-    if content is None:
-        return None
+    if isinstance(content, list) and role not in reads.parts:
+        content = _text(content)
+    if content is None or isinstance(content, list):
+        return content
     needs_part = role in reads.only_parts or (content == "" and role in reads.parts and not reads.blank)
     return [{"type": "text", "text": content}] if needs_part else content
 

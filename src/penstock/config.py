@@ -136,6 +136,7 @@ class Config:
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     tuned: dict[str, Any] = field(default_factory=dict)  # kernels' tunables (kernels/tunables.py), an artifact's
     kv_scales: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)  # the manifest's, an artifact's
+    end_of_text: int | None = None  # the id of the tokenizer's eos_token, from who opens the model
     plain_graphs: bool = False  # an artifact's, whose work shares no prefix: other graphs when they are met
     named: frozenset[str] = frozenset()  # knobs that the user set, if to their defaults; an artifact sets the others
 

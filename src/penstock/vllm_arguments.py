@@ -105,6 +105,7 @@ _SCHEDULER = "the scheduler has no such thing: max_num_seqs and max_num_batched_
 _OWN_SCHEDULER = "belongs to vLLM's scheduler; no answer depends on it"
 _OFFLOAD = "weights and KV stay on the device: max_model_len and max_num_seqs make them smaller"
 _BETWEEN = "neither KV nor weights travel between engines"
+_CONTENT = "whether a template takes text or parts is found by asking it: leave it out"
 _REASONING = "how long a model thinks is its template's: say chat_template_kwargs in a request"
 _LOGS = "requests are logged by `--access-log` alone, without prompts"
 _TRACES = "no traces are sent: /metrics and `--access-log` tell of requests"
@@ -232,7 +233,7 @@ ENGINE: dict[str, Argument] = {
 
 SERVE: dict[str, Argument] = {
     **named("lora_modules prompt_adapters", (), _ADAPTERS),
-    **named("chat_template_content_format", ("auto", "string"), "text parts are joined by line ends"),
+    **named("chat_template_content_format", ("auto",), _CONTENT),
     **named("trust_request_chat_template", (False,), _TEMPLATE),
     **named("default_chat_template_kwargs", ({},), "say chat_template_kwargs in each request"),
     **named("response_role", ("assistant",), "answers are the assistant's"),
@@ -304,7 +305,7 @@ CALL: dict[str, Argument] = {  # of LLM.generate and LLM.chat
     **named("tokenization_kwargs", ({},), "encode the text yourself (get_tokenizer), and give token ids as the prompt"),
     **named("guided_options_request", (), _FORM),
     **named("chat_template", (), _TEMPLATE),
-    **named("chat_template_content_format", ("auto", "string"), "text parts are joined by line ends"),
+    **named("chat_template_content_format", ("auto",), _CONTENT),
     **named("tools", ([],), "`LLM.chat` takes them, for the model's template"),
     **named("mm_processor_kwargs", object, _NOTHING),
 }

@@ -216,9 +216,10 @@ def two(folder: Path) -> Iterator[RankRunner]:
 
 def test_an_artifacts_numbers_come_to_all_ranks() -> None:
     scales = {"model.layers.0.self_attn": ([1.0], [2.0])}
-    start = RankStart(1, 2, "folder", {"device": "cpu"}, "meeting", 1, 30.0, {"attention.few_programs": 256}, scales)
+    tuned = {"attention.few_programs": 256}
+    start = RankStart(1, 2, "folder", {"device": "cpu"}, "meeting", 1, 30.0, tuned, scales, 5)
     config = decode_start(encode(start)).config()
-    assert config.tuned == {"attention.few_programs": 256} and config.kv_scales == scales
+    assert (config.tuned, config.kv_scales, config.end_of_text) == (tuned, scales, 5)
     assert config.told() == {"device": "cpu"}
 
 

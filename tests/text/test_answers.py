@@ -339,7 +339,9 @@ def walked(compiler: Any, asked: StructuredOutputsParams, seed: int, start: str 
     from penstock.text.grammar import grammar_text
 
     made, tokenizer = compiler
-    matcher = made.compile(grammar_text(asked)).matcher()
+    matcher = made.compile(grammar_text(asked)).matcher(
+        forces=not start
+    )  # a start may be cut otherwise than forced text
     draw, ids = random.Random(seed), tokenizer.encode(start, add_special_tokens=False)
     for token in ids:
         assert matcher.mask()[token // 32] >> (token % 32) & 1, "the start is allowed"

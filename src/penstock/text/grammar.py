@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 Words = NDArray[np.int32]
-WHITESPACE = (
-    " "  # between JSON's parts, at most. Models loop where there may be more, at temperature 1 until max_tokens
-)
+# Between JSON's parts, at most. Models loop where there may be more, at temperature 1 until max_tokens.
+WHITESPACE = " "
 LONGEST_WHY = 600  # characters of the library's words that an error repeats
 # The vocabulary in slices for the library: where a text may go on by as many characters as the longest token of a slice
 # has, the slice is taken whole, and only the tokens beyond it are walked. With its own, {1,10} and {1,30}, a mask with

@@ -63,7 +63,9 @@ def prompt_of(server: Running) -> str:
 
 
 def words_of(calls: list[Any]) -> list[str]:
-    return [word for call in calls for word in (call["name"], *re.findall(r"\w+", call["arguments"]))]
+    return [
+        word for call in calls for word in (call["name"], *re.findall(r"\w+", call["arguments"].replace("\\n", "\n")))
+    ]
 
 
 def check(server: Running, words: list[str], thought: str) -> None:

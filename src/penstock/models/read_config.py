@@ -22,6 +22,7 @@ from penstock.quant.read_quantization import read_quantization
 NOTHING: dict[str, Any] = {
     # where it came from
     "_name_or_path": ANYTHING,
+    "_model_name_or_path": ANYTHING,  # transformers writes it of a GGUF file
     "transformers_version": ANYTHING,
     "unsloth_version": ANYTHING,
     "unsloth_fixed": ANYTHING,
@@ -55,6 +56,7 @@ NOTHING: dict[str, Any] = {
     # words of the tokenizer or of a classifier's labels
     "tokenizer_class": ANYTHING,
     "pad_token_id": ANYTHING,
+    "unk_token_id": ANYTHING,
     "sep_token_id": ANYTHING,
     "prefix": ANYTHING,
     "cache_implementation": ANYTHING,

@@ -3,6 +3,7 @@
 #
 #   make demo     set up, then run the main job: repeated sampling over word problems with the model in the package
 #   make test     set up, then run every test that this machine can
+#   make test-cpus  the rooms whose sums hang on the processor's libraries, as on processors with less than this one
 #   make check    ruff, mypy, the house's laws, generated docs up to date, the almanac's records
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (30 minutes)
@@ -40,7 +41,7 @@ WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packaging demo test check lint types laws almanac bench reliability soak docs
+.PHONY: help setup packaging demo test test-cpus check lint types laws almanac bench reliability soak docs
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -54,6 +55,19 @@ demo: $(RUNTIME)
 
 test: $(DEVELOPMENT)
 	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(WORKERS) $(TESTS)
+
+# A limit above what the processor has changes nothing. AMX can't be emulated where it isn't.
+CPU_ROOMS := tests/kernels/test_rows_alone.py tests/kernels/test_linear.py tests/kernels/test_linear_int.py \
+  tests/kernels/test_attention.py tests/kernels/test_layer_kv.py
+CPUS := "as it is=" \
+  "AVX-512 with bf16=ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" \
+  "AVX-512=ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512" \
+  "AVX2=ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2"
+
+test-cpus: $(DEVELOPMENT)
+	@for cpu in $(CPUS); do \
+	  echo "== $${cpu%%=*}"; env $${cpu#*=} $(PY) -m pytest -q $(WORKERS) $(CPU_ROOMS) || exit $$?; \
+	done
 
 check: lint types laws almanac
 

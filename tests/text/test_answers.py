@@ -23,7 +23,7 @@ from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
 from penstock.text.answers.answer_grammar import around
 from penstock.text.answers.pieces import PORTION, AnswerPiece
-from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, format_of
+from penstock.text.answers.reader import FORMATS, AnswerParsers, AnswerReader, MakeParser, format_of
 from penstock.text.answers.reasoning import Thinking, thinking_behind
 from penstock.text.answers.tool import Tool, check_tools
 from penstock.text.tokenizer import Tokenizer
@@ -75,10 +75,14 @@ def joined(pieces: Iterable[AnswerPiece]) -> Found:
     return texts, calls
 
 
-def read(reader: AnswerReader, text: str, cuts: Sequence[int] = ()) -> Found:
+def read(reader: AnswerReader, text: str, cuts: Sequence[int] = (), *, stopped: bool = False) -> Found:
     ends = [0, *sorted(cuts), len(text)]
     pieces = [piece for begin, end in pairwise(ends) for piece in reader.feed(text[begin:end])]
-    return joined([*pieces, *reader.end()])
+    return joined([*pieces, *reader.end(stopped=stopped)])
+
+
+def held_parser(name: str) -> MakeParser:
+    return FORMATS[name].held_parser or FORMATS[name].parser
 
 
 HERMES: list[tuple[str, str, list[list[str]]]] = [
@@ -101,8 +105,25 @@ HERMES: list[tuple[str, str, list[list[str]]]] = [
     ('<tool_call>{"name": "pi', '<tool_call>{"name": "pi', []),
     ("a < b <tool", "a < b <tool", []),
     ('<tool_call><tool_call>{"name": "ping"}</tool_call>', "<tool_call>", [["ping", "{}"]]),
-    ('<tool_call>{"name": "ping" "x"} junk</tool_call>end', "end", [["ping", ""]]),
-]
+    ('<tool_call>{"name": "ping" "x"} x</tool_call>y', '<tool_call>{"name": "ping" "x"} x</tool_call>y', []),
+    ('<tool_call>{"name": "no"}</tool_call>', '<tool_call>{"name": "no"}</tool_call>', []),
+    (
+        '<tool_call>\n{"name": "ping", "arguments": {"a": 1}}\n{"name": "loose", "arguments": {}}\n</tool_call> ok',
+        " ok",
+        [["ping", '{"a": 1}'], ["loose", "{}"]],
+    ),
+    ('<tool_call>[{"name": "ping"}, {"name": "loose"}]</tool_call>', "", [["ping", "{}"], ["loose", "{}"]]),
+    ('<tool_call>{"name": "ping"}{"name": "no"}</tool_call>.', '{"name": "no"}.', [["ping", "{}"]]),
+    ('<tool_call>{"name": "ping"} and so</tool_call>on', "and soon", [["ping", "{}"]]),
+    (
+        "<tool_call>{'name': 'ping', 'arguments': {'a': NaN, 'b': True,\n'c': 'x\ny\\d',}}</tool_call>",
+        "",
+        [["ping", '{"a": "NaN", "b": true,\n"c": "x\\ny\\\\d"}']],
+    ),
+    ('<tool_call>{"name": "ping", "arguments": {"a": 1</tool_call>', "", [["ping", '{"a": 1}']]),
+    ('<tool_call>{"name": "ping", "arguments": {"a": 1} {</tool_call>.', "{.", [["ping", '{"a": 1}']]),
+    ('<tool_call>{"name": "ping", "arguments": [1]}', '<tool_call>{"name": "ping", "arguments": [1]}', []),
+]  # fmt: skip
 LLAMA: list[tuple[str, str, list[list[str]]]] = [
     (
         '{"name": "ping", "parameters": {"a": 1}}; {"name": "loose", "parameters": {}}',
@@ -117,6 +138,9 @@ LLAMA: list[tuple[str, str, list[list[str]]]] = [
     ('{"na', '{"na', []),
     ("<|pyth", "<|pyth", []),
     ("", "", []),
+    ('{"name": "ping", "parameters": {"a": Infinity, "b": 1e999}}', "", [["ping", '{"a": "Infinity", "b": "1e999"}']]),
+    ('<|python_tag|>{"name": "ping"}; <|python_tag|>{"name": "loose"}', "", [["ping", "{}"], ["loose", "{}"]]),
+    ('{"name": "ping", "parameters": {"a": 1}; so', "; so", [["ping", '{"a": 1}']]),
 ]
 CODER: list[tuple[str, str, list[list[str]]]] = [
     (
@@ -131,7 +155,7 @@ CODER: list[tuple[str, str, list[list[str]]]] = [
     ("<tool_call>\n<function=get_weather>\n<parameter=days>\n1", "", [["get_weather", '{"days": 1']]),
     ("<tool_call>\nfoo", "<tool_call>\nfoo", []),
     ("x <tool_call>\n<fun", "x <tool_call>\n<fun", []),
-    ("<tool_call>\n<function=>\n", "<tool_call><function=>\n", []),
+    ("<tool_call>\n<function=>\n", "<tool_call>\n<function=>\n", []),
 ]  # fmt: skip
 CASES = [(name, *case) for name, found in zip(FORMATS, (HERMES, LLAMA, CODER), strict=True) for case in found]
 
@@ -153,7 +177,7 @@ _BITS = [
     "<tool_call>", "</tool_call>", "\n", " ", "{", "}", '{"name": ', '"ping"', ', "arguments": ', '"', "\\", ":",
     ",", "[", "]",
     "<function=ping>", "</function>", "<parameter=a>", "</parameter>", "<", "<think>", "</think>", "1", "null", "é",
-    "<|python_tag|>", ";", '{"name": "ping", "parameters": {"a": ',
+    "<|python_tag|>", ";", '{"name": "ping", "parameters": {"a": ', "NaN", "'", "True", "1e999",
 ]  # fmt: skip
 
 
@@ -169,10 +193,31 @@ def test_any_text_is_read_alike_however_it_is_cut(
 ) -> None:
     text = "".join(bits)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=4))
+    stopped = data.draw(st.booleans())
     whole, cut = (AnswerReader(FORMATS[name].parser(TOOLS), thinking) for _ in range(2))
-    found = read(whole, text)
-    assert read(cut, text, cuts) == found
+    found = read(whole, text, stopped=stopped)
+    assert read(cut, text, cuts, stopped=stopped) == found
+    for called, arguments in found[1]:
+        assert called in {tool.name for tool in TOOLS}
+        assert not stopped or isinstance(json.loads(arguments, parse_constant=pytest.fail), dict)
     assert whole.called == len(found[1]) and whole.thought_length == cut.thought_length <= len(text)
+
+
+@pytest.mark.parametrize(
+    "name, text, cut, whole",
+    [
+        ("hermes", '<tool_call>{"name": "ping", "arguments": {"a": ["x', '{"a": ["x', '{"a": ["x"]}'),
+        ("hermes", '<tool_call>{"name": "ping", ', "", "{}"),
+        ("hermes", '<tool_call>{"name": "ping", "arguments": {"a": {}', '{"a": {}', '{"a": {}}'),
+        ("llama3_json", '{"name": "ping", "parameters": {"a": tr', '{"a": tr', '{"a": "tr"}'),
+        ("llama3_json", '{"name": "ping", "parameters": {"a":', '{"a":', '{"a":null}'),
+    ],
+)
+def test_what_the_model_left_open_is_closed(name: str, text: str, cut: str, whole: str) -> None:
+    """Where a limit cut the answer, the arguments stay as far as they came."""
+    for cuts in ([], range(1, len(text))):
+        assert read(AnswerReader(FORMATS[name].parser(TOOLS)), text, cuts) == ({}, [["ping", cut]])
+        assert read(AnswerReader(FORMATS[name].parser(TOOLS)), text, cuts, stopped=True) == ({}, [["ping", whole]])
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -328,7 +373,7 @@ def test_what_must_be_a_call_is_one_that_fits(compiler: Any, name: str, parallel
     for seed in range(16):
         text = walked(compiler, asked, seed)
         if text is not None:
-            texts, found = read(AnswerReader(calls.parser(tools)), text)
+            texts, found = read(AnswerReader(held_parser(name)(tools)), text)
             fit(found)
             assert texts == {}
             counts.append(len(found))
@@ -342,7 +387,7 @@ def test_a_call_or_a_form(compiler: Any, name: str) -> None:
     for seed in range(12):
         text = walked(compiler, asked, seed)
         if text is not None:
-            texts, found = read(AnswerReader(FORMATS[name].parser([PING])), text)
+            texts, found = read(AnswerReader(held_parser(name)([PING])), text)
             assert bool(found) != bool(texts)
             seen.add(bool(found))
             assert found or set(json.loads(texts["content"])) == {"z"}
@@ -352,8 +397,8 @@ def test_a_call_or_a_form(compiler: Any, name: str) -> None:
 @pytest.mark.parametrize(
     "name, start",
     [
-        ("hermes", 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city"'),
-        ("llama3_json", '{"name": "get_weather", "parameters": {"city"'),
+        ("hermes", 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city":'),
+        ("llama3_json", '{"name": "get_weather", "parameters": {"city":'),
         ("qwen3_coder", "Well.\n<tool_call>\n<function=get_weather>\n<parameter=city>\n"),
     ],
 )
@@ -364,13 +409,13 @@ def test_a_call_that_a_free_text_begins_is_held(compiler: Any, name: str, start:
     for seed in range(6):
         text = walked(compiler, asked, seed, start)
         if text is not None:
-            _, found = read(AnswerReader(calls.parser([WEATHER])), text)
+            _, found = read(AnswerReader(held_parser(name)([WEATHER])), text)
             assert len(found) == 1
             fit(found)
             whole += 1
     assert whole > 1
     free = walked(compiler, asked, 1, "Hello")
-    assert free is None or read(AnswerReader(calls.parser([WEATHER])), free)[1] == []
+    assert free is None or read(AnswerReader(held_parser(name)([WEATHER])), free)[1] == []
 
 
 def test_a_text_between_tags_is_free(compiler: Any) -> None:
@@ -380,7 +425,7 @@ def test_a_text_between_tags_is_free(compiler: Any) -> None:
     start = '<tool_call>\n<function=note>\n<parameter=text>\na "b" </tool_call> {\n\n</parameter>\n'
     text = walked(compiler, asked, 1, start)
     assert text is not None
-    _, found = read(AnswerReader(calls.parser([note])), text)
+    _, found = read(AnswerReader(held_parser("qwen3_coder")([note])), text)
     assert [(name, json.loads(arguments)) for name, arguments in found] == [
         ("note", {"text": 'a "b" </tool_call> {\n'})
     ]

@@ -87,11 +87,13 @@ CASES = [
 
 
 def read(name: str, prompt: str, text: str, cuts: list[int] | None = None, **more: Any) -> dict[str, Any]:
+    stopped = more.pop("stopped", False)
     reader = TemplateReader(
         read_template(TEMPLATES[name]), prompt, more.pop("tools", TOOLS), **{"parallel": True, **more}
     )
     ends = [0, *sorted(cuts or []), len(text)]
-    pieces = [piece for begin, end in pairwise(ends) for piece in reader.feed(text[begin:end])] + reader.end()
+    pieces = [piece for begin, end in pairwise(ends) for piece in reader.feed(text[begin:end])]
+    pieces += reader.end(stopped=stopped)
     found: dict[str, Any] = {"calls": []}
     for piece in pieces:
         if piece.kind == "name":
@@ -142,6 +144,25 @@ def test_what_is_no_call_is_text() -> None:
     }  # fmt: skip
     assert read("json", "", '<tool_call>{"name": "w"') == {"calls": [], "content": '<tool_call>{"name": "w"'}
     assert len(read("json", "", call + call, parallel=False)["calls"]) == 1
+    for other in ('{"name": "no", "arguments": {}}', '{"name": "w", "arguments": [1]}'):
+        text = f"<tool_call>{other}</tool_call>"
+        assert read("json", "", text) == {"calls": [], "content": text}
+
+
+def test_only_json_leaves_as_arguments() -> None:
+    call = '<tool_call>{"name": "w", "arguments": {"city": "\\ud800", "days": NaN, "x": [1e999]}}</tool_call>'
+    ((_, arguments),) = read("json", "", call)["calls"]
+    assert arguments.encode() and json.loads(arguments, parse_constant=pytest.fail) == {
+        "city": "\ud800", "days": "NaN", "x": ["Infinity"],
+    }  # fmt: skip
+    text = '<tool_call>{"name": "w", "arguments": "{\'city\': None}"}</tool_call>'
+    assert read("json", "", text)["calls"] == [["w", '{"city": null}']]
+
+
+def test_a_call_whose_end_the_model_left_out() -> None:
+    text = '[TOOL_CALLS][{"name": "w", "arguments": {"days": 1}}]'
+    assert read("list", "[/INST]", text, stopped=True)["calls"] == [["w", '{"days": 1}']]
+    assert read("list", "[/INST]", text) == {"calls": [], "content": text}
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,42 @@ def test_parse_gives_pythons_objects(client: openai.OpenAI, server: Running) -> 
     assert made.choices[0].message.tool_calls[0].function.parsed_arguments == GetWeather(city="Rome")
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_call_that_the_model_leaves_open_is_closed(client: openai.OpenAI, server: Running, stream: bool) -> None:
+    asked = {"tools": [WEATHER, PING], "stream": stream}
+    left = '<tool_call>\n{"name": "get_weather", "arguments": {"city": NaN, "at": ["no'
+    message, finish = ask(client, server, left, **asked)
+    assert calls_of(message) == [("get_weather", '{"city": "NaN", "at": ["no"]}')] and finish == "tool_calls"
+    message, finish = ask(client, server, left, max_tokens=len(left) - 1, **asked)
+    assert calls_of(message) == [("get_weather", '{"city": "NaN", "at": ["n')] and finish == "length"
+    server.engine.says = left
+    items = client.responses.create(
+        model="fake", input="x", tools=[{"type": "function", **WEATHER["function"], "strict": False}]
+    ).output
+    assert [item.arguments for item in items if item.type == "function_call"] == ['{"city": "NaN", "at": ["no"]}']
+
+
+def test_calls_in_tags_are_held_and_read(tmp_path: Any) -> None:
+    parsers = AnswerParsers(enable_auto_tool_choice=True, tool_call_parser="qwen3_coder")
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
+    note = {"type": "function", "function": {"name": "note", "parameters": schema}}
+    with running_server(make_tokenizer(tmp_path, template=TEMPLATE), max_model_len=4096, parsers=parsers) as server:
+        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+        left_out = "<parameter=a>\nx\n<parameter=b>\n5\n</parameter>\n"
+        says = f"<tool_call>\n<function=note>\n{left_out}</function>\n</tool_call>"
+        message, _ = ask(client, server, says, tools=[note])
+        assert calls_of(message) == [("note", '{"a": "x", "b": 5}')]
+        message, _ = ask(client, server, says, tools=[note], tool_choice="required")
+        assert calls_of(message) == [("note", '{"a": "x\\n<parameter=b>\\n5"}')], "nothing is left out where it is held"
+        strict = {**note["function"], "strict": True, "parameters": {**schema, "minProperties": 1}}
+        for choice in ("auto", "required"):
+            with pytest.raises(
+                openai.BadRequestError, match="calls of the tool note cannot be held: minProp"
+            ) as refused:
+                ask(client, server, says, tools=[{"type": "function", "function": strict}], tool_choice=choice)
+            assert refused.value.param == "tools"
+
+
 def test_a_models_own_template_reads_its_answers(tmp_path: Any) -> None:
     make_tokenizer(tmp_path, template=TEMPLATE)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())

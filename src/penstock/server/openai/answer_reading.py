@@ -13,11 +13,19 @@ from penstock.errors import UsageError
 from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError
-from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt
+from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt, template_of
 from penstock.text.answers.answer_grammar import around
 from penstock.text.answers.harmony import HarmonyReader
 from penstock.text.answers.pieces import Reader
-from penstock.text.answers.reader import FORMATS, TEMPLATE, AnswerParsers, AnswerReader, CallFormat, format_of
+from penstock.text.answers.reader import (
+    FORMATS,
+    TEMPLATE,
+    AnswerParsers,
+    AnswerReader,
+    CallFormat,
+    MakeParser,
+    format_of,
+)
 from penstock.text.answers.reasoning import CLOSE, OPEN, Thinking, thinking_behind
 from penstock.text.answers.tool import Tool
 
@@ -46,7 +54,7 @@ class AnswerReading:
         self._sampling, self._asked = sampling, sampling.structured_outputs
         self._called = form.called_tools
         self._parallel = form.parallel_tool_calls and not (form.must_call and form.tool_choice != "required")
-        source, named = tools.tokenizer.chat_templates.get("default", ""), tools.parsers.tool_call_parser
+        source, named = template_of(form, tools.tokenizer), tools.parsers.tool_call_parser
         self._template = tools.tokenizer.response_template if named == TEMPLATE else None
         known = named if named in FORMATS else format_of(source)
         self._format: CallFormat | None = FORMATS[known] if self._called else None
@@ -63,7 +71,8 @@ class AnswerReading:
     def reader(self) -> MakeReader | None:
         """What makes the reader of each answer; None where its text is all content."""
         if self._harmony:
-            return partial(HarmonyReader, self._prompt.ending, parallel=self._parallel)
+            names = frozenset(tool.name for tool in self._called)
+            return partial(HarmonyReader, self._prompt.ending, names=names, parallel=self._parallel)
         if (template := self._by_template) is not None:
             from penstock.text.answers.response_template import TemplateReader
 
@@ -71,7 +80,9 @@ class AnswerReading:
         if self._format is None and self._thinking is None:
             return None
         thinking = self._thinking or "closed"
-        return partial(_make_reader, self._format, self._called, thinking, self._parallel)
+        calls = self._format
+        parser = None if calls is None else (calls.held_parser if self._are_held else None) or calls.parser
+        return partial(_make_reader, parser, self._called, thinking, self._parallel)
 
     @property
     def _by_template(self) -> ResponseTemplate | None:
@@ -104,7 +115,7 @@ class AnswerReading:
     def _around(self) -> str | None:
         """The grammar of the whole answer; None where the form, or nothing, is all that holds it. Raises HttpError."""
         must, thinking, form = self._form.must_call, self._thinking or "closed", self._asked
-        strict = any(tool.strict for tool in self._called)
+        strict = self._strict
         if self._harmony and (must or strict or form is not None):
             message = (
                 "answers in gpt-oss's channels are read, not held: leave out response_format, strict, and a "
@@ -118,7 +129,7 @@ class AnswerReading:
             )
             raise HttpError(message, param="tools", code="unsupported_parameter")
         behind_thought = form is not None and thinking != "closed"
-        if not (must or (self._called and (strict or form is not None)) or behind_thought):
+        if not (self._are_held or behind_thought):
             return None
         return around(
             thinking,
@@ -130,10 +141,19 @@ class AnswerReading:
             special=self._tokenizer.special_texts,
         )
 
+    @property
+    def _strict(self) -> bool:
+        return any(tool.strict for tool in self._called)
+
+    @property
+    def _are_held(self) -> bool:
+        """Whether each call of the answer is held by a grammar."""
+        return self._form.must_call or bool(self._called and (self._strict or self._asked is not None))
+
     def _marks(self) -> set[str]:
         thoughts = set() if self._thinking is None else {OPEN, CLOSE}
         return thoughts if self._format is None else thoughts | set(self._format.marks or ())
 
 
-def _make_reader(calls: CallFormat | None, tools: list[Tool], thinking: Thinking, parallel: bool) -> AnswerReader:
-    return AnswerReader(None if calls is None else calls.parser(tools), thinking, parallel=parallel)
+def _make_reader(parser: MakeParser | None, tools: list[Tool], thinking: Thinking, parallel: bool) -> AnswerReader:
+    return AnswerReader(None if parser is None else parser(tools), thinking, parallel=parallel)

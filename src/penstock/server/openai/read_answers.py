@@ -42,7 +42,7 @@ class ReadChatAnswer(ChatAnswer):
             reader = self._readers[choice] = self._call.reader()
         pieces = reader.feed(delta.text)
         if delta.finish_reason is not None:
-            pieces += reader.end()
+            pieces += reader.end(stopped=delta.finish_reason == "stop")
         return [piece for piece in pieces if piece.kind != "reasoning" or self._call.include_reasoning]
 
     def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:

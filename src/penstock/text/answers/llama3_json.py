@@ -28,12 +28,14 @@ class Llama3JsonParser(TurningParser):
         self._object: CallObject | None = None
         self._plain = False  # the rest is content
 
-    def end(self) -> list[AnswerPiece]:
-        """Returns what was held back."""
-        if self._object is not None and self._object.named:
-            return self._object.end()
-        held = self._text if self._object is None else self._text + self._object.raw
-        return self._content.put(held) + self._content.end(behind_call=self._calls > 0)
+    def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
+        """Returns what was held back. stopped: the model ended the answer; else it is cut."""
+        found: list[AnswerPiece] = []
+        held = self._text.lstrip(_BETWEEN) if self._calls else self._text
+        if self._object is not None:
+            found += self._object.end(stopped=stopped)
+            held = "" if self._object.named else self._object.raw
+        return found + self._content.put(held) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
         """Takes one step through the text. Returns whether there may be another before more of it comes."""
@@ -44,28 +46,24 @@ class Llama3JsonParser(TurningParser):
         if self._object is not None:
             return self._in_call(self._object, found)
         text = self._text.lstrip(_BETWEEN if self._calls else None)
-        if not self._calls and TAG.startswith(text[: len(TAG)]) and len(text) < len(TAG):
+        begun = text.removeprefix(TAG).lstrip()
+        if not begun or (text != TAG and TAG.startswith(text)):
             return False  # it may become the tag, or there is nothing but space so far
-        text = text.removeprefix(TAG).lstrip()
-        if not text:
-            return False
-        self._plain = text[0] != "{"
+        self._plain = begun[0] != "{"
         if not self._plain:
-            self._object = CallObject(self._calls, self._names)
-        if self._calls or not self._plain:
+            self._object, self._text = CallObject(self._calls, self._names), begun
+        elif self._calls:
             self._text = text
         return True
 
     def _in_call(self, call: CallObject, found: list[AnswerPiece]) -> bool:
-        text, self._text = self._text, ""
-        found += call.feed(text)
-        if call.broken:
-            self._plain, self._object = True, None
+        found += call.feed(self._text)
+        self._text = call.rest
+        if call.over:
+            self._plain, self._object = call.broken, None
             self._text = call.rest if call.named else call.raw
-        elif call.done:
-            self._object, self._text = None, call.rest
-            self._calls += 1
-        return not (call.broken or call.done) or bool(self._text)
+            self._calls += call.named
+        return True
 
 
 def call_rest(tools: Sequence[Tool]) -> str:

@@ -26,8 +26,9 @@ class CallParser(Protocol):
 
     def feed(self, text: str) -> list[AnswerPiece]: ...
 
-    def end(self) -> list[AnswerPiece]:
-        """Returns what was held back."""
+    def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
+        """Returns what was held back. stopped: the model ended the answer, and a call that has no end is ended; else a
+        limit cut it, and the call stays as far as it came."""
         ...
 
 
@@ -61,7 +62,7 @@ class Reader(Protocol):
     @property
     def thought_length(self) -> int: ...
     def feed(self, text: str) -> list[AnswerPiece]: ...
-    def end(self) -> list[AnswerPiece]: ...
+    def end(self, *, stopped: bool = False) -> list[AnswerPiece]: ...
 
 
 def portions(text: str, size: int = PORTION) -> Iterator[str]:

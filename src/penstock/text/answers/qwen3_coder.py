@@ -8,45 +8,96 @@
     </function>
     </tool_call>
 
-A value is a text where the tool's schema says so, else JSON. An argument goes out when it is whole. It knows this
-format alone. Source: the chat templates of these models.
+A value is a text where the tool's schema says so, else JSON. An argument goes out when it is whole. Models leave tags
+out, and write of tags in their texts: where a value ends is told by what stands behind it. It knows this format alone.
+Source: the chat templates of these models.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from typing import Any
 
+import regex
+
+from penstock.text.answers.argument_text import Arguments, ArgumentText
+from penstock.text.answers.json_mending import JsonMender
 from penstock.text.answers.pieces import AnswerPiece, TurningParser, find_mark
-from penstock.text.answers.tool import Tool, argument_schema, json_text, kinds_of, lark_text, typed
+from penstock.text.answers.tool import Tool
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-_NAME = re.compile(r"[^<>\n]*>")
+CLOSE = f"\n{PARAMETER_END}\n"  # as a held value ends, and nothing else
+_NAME = r"(?P<{}>[^<>\n]+)[>\n]"  # models leave `>` out
+_FUNCTION = r"<function=" + _NAME.format("function")
+_PARAMETER = r"<parameter=" + _NAME.format("key")
+_CALL_BEGUN = regex.compile(rf"\s*{_FUNCTION}")
+_CALL = regex.compile(rf"{_CALL_BEGUN.pattern}\s*(?:<parameter=|</function|</tool_call>)")
+_TAG = regex.compile(rf"{_PARAMETER}|</(?P<closed>parameter|function)(?:>|(?=[\s<]))|</?tool_call>|<function=")
+# A value ends at its tag, a text only where another stands behind that; or, where it was left out, at what follows.
+_ENDS = (
+    rf"|(?P<line>(?:^|\n)[ \t]*)?{_PARAMETER}|</function>?\s*(?:</?tool_call>|<function=)"
+    rf"|(?:</tool_call>\s*)?<tool_call>\s*{_FUNCTION}"
+)
+_TEXT_ENDS = r"</parameter>?\s*(?:<parameter=|<function=|</function|</?tool_call>)" + _ENDS
+_WORD_ENDS = r"</parameter(?:>|(?=[\s<]))" + _ENDS
+_AT_END = r"|</(?:parameter|function|tool_call)>?\s*$|(?:^|\n)[ \t]*</(?:parameter|function|tool_call)>"
+_VALUE_ENDS = {
+    (free, stopped): regex.compile(ends + _AT_END * stopped)
+    for free, ends in ((True, _TEXT_ENDS), (False, _WORD_ENDS))
+    for stopped in (True, False)
+}
+_MAY_END = regex.compile(r"\n?</parameter>\s*$")
+_BRACKETS = {"{": "object", "[": "array", "(": "array"}
+_ANY_KEY = regex.compile(r"[\w.-]+")
 
 
 class Qwen3CoderParser(TurningParser):
-    """Finds the calls of one answer. What stands in the tags and is no call stays in the content."""
+    """Finds the calls of one answer. What stands in the tags and is no call of a tool stays in the content. held: a
+    grammar holds the calls, and they are read by its rules: nothing is left out, and a value ends at CLOSE."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], *, held: bool = False) -> None:
         self._tools = {tool.name: tool for tool in tools}
+        self._held = held
         super().__init__()
-        self._within = ""  # the tag whose inside comes: "", BEGIN, FUNCTION, or END, behind a call
-        self._name = ""
-        self._arguments = 0
+        self._within = ""  # the tag whose inside comes: "", BEGIN, FUNCTION, PARAMETER, or END, behind a call
+        self._opened = ""  # BEGIN, unless that was left out
+        self._stopped = False  # no more text comes
+        self._arguments = Arguments(Tool(name=""))  # of the open call
+        self._told: set[str] = set()  # their keys
+        self._key = ""
+        self._value = ArgumentText([])
+        self._begun = False  # what stands behind its key was looked at
+        self._in_line = False  # it stands in the line of its key
+        self._object: JsonMender | None = None  # of a value that is an object or a list, while it is open
+        self._behind_object = 0  # where it ended, in the value
+        self._looked = 0  # characters of the value in which it doesn't end
 
-    def end(self) -> list[AnswerPiece]:
-        """Returns what was held back; of an argument that is cut short, what is there."""
-        if self._within == FUNCTION:
-            return self._cut_short()
-        held = "" if self._within == END else BEGIN * (self._within == BEGIN) + self._text
-        return self._content.put(held) + self._content.end(behind_call=self._calls > 0)
+    def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
+        """Returns what was held back. stopped: the model ended the answer, and what is open with it; else a limit cut
+        it, and of an argument goes out what is there."""
+        found: list[AnswerPiece] = []
+        self._stopped = stopped
+        if stopped:
+            self._object, self._looked = None, self._behind_object
+        while stopped and self._turn(found):
+            pass
+        if self._within == BEGIN:
+            self._begin_at_end(found)
+        if self._within == PARAMETER:
+            self._cut_short(found)
+        elif self._within == FUNCTION and stopped:
+            self._end_call(found)
+        held = "" if self._within else self._text
+        if self._within:
+            self._content.drop_space()
+        return found + self._content.put(held) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
         """Takes one step through the text. Returns whether there may be another before more of it comes."""
+        if self._within == PARAMETER:
+            return self._in_value(found)
         if self._within == FUNCTION:
             return self._in_function(found)
         if self._within == BEGIN:
@@ -57,119 +108,161 @@ class Qwen3CoderParser(TurningParser):
                 return False
             self._text, self._within = text.removeprefix(END), ""
             return True
-        at, mark = find_mark(self._text, (BEGIN, FUNCTION))  # the first tag is left out at times
-        if at:
-            found += self._content.put(self._text[:at])
-        self._text = self._text[at + len(mark) * (mark == BEGIN) :]
-        self._within = BEGIN if mark else ""
+        at, mark = find_mark(self._text, (BEGIN,) if self._held else (BEGIN, FUNCTION))
+        found += self._content.put(self._text[:at])
+        self._text = self._text[at:].removeprefix(BEGIN)
+        if mark:
+            self._opened, self._within = mark if mark == BEGIN else "", BEGIN
         return bool(mark)
+
+    # --- a call
 
     def _in_call(self, found: list[AnswerPiece]) -> bool:
-        """Between the call's mark and its function's name."""
-        text = self._text.lstrip()
-        if FUNCTION.startswith(text[: len(FUNCTION)]) and len(text) < len(FUNCTION):
+        """Between the call's mark and its first argument, or its end: nothing else makes it one."""
+        call = _CALL.match(self._text, partial=True)
+        if call is not None and call.partial:
             return False
-        name = _NAME.match(text, len(FUNCTION)) if text.startswith(FUNCTION) else None
-        if name is None and text.startswith(FUNCTION) and re.search("[<\n]", text[len(FUNCTION) :]) is None:
-            return False
-        if name is None or name[0] == ">":
-            found += self._content.put(BEGIN)
+        if call is None or _bare(call["function"]) not in self._tools:
+            found += self._content.put(self._opened or FUNCTION)
+            self._text = self._text if self._opened else self._text.removeprefix(FUNCTION)
             self._within = ""
-            if text.startswith(FUNCTION):
-                found += self._content.put(FUNCTION)
-                self._text = text[len(FUNCTION) :]
-            return True
-        self._name, self._text, self._within = name[0][:-1].strip(), text[name.end() :], FUNCTION
-        self._content.drop_space()
-        self._arguments = 0
-        found += [AnswerPiece("name", self._name, self._calls), AnswerPiece("arguments", "{", self._calls)]
+        else:
+            self._begin(call, found)
         return True
 
+    def _begin_at_end(self, found: list[AnswerPiece]) -> None:
+        """Where the text ends before the first argument: a call, if a tool's name is there and no more than that."""
+        call = _CALL_BEGUN.match(self._text)
+        rest = "" if call is None else self._text[call.end() :].strip()
+        tag = _TAG.match(rest, partial=True)
+        if call is not None and _bare(call["function"]) in self._tools and tag is not None:
+            self._begin(call, found)
+        else:
+            found += self._content.put(self._opened)
+            self._within = ""
+
+    def _begin(self, call: regex.Match[str], found: list[AnswerPiece]) -> None:
+        name = _bare(call["function"])
+        self._text = self._text[call.end("function") + 1 :]
+        self._within, self._arguments, self._told = FUNCTION, Arguments(self._tools[name]), set()
+        self._content.drop_space()
+        found += [AnswerPiece("name", name, self._calls), AnswerPiece("arguments", "{", self._calls)]
+
     def _in_function(self, found: list[AnswerPiece]) -> bool:
-        text = self._text.lstrip()
-        if text.startswith(PARAMETER):
-            at, mark = find_mark(text, (PARAMETER_END,))
-            name = _NAME.match(text, len(PARAMETER))
-            if not mark or name is None:
-                return False
-            key, value = name[0][:-1].strip(), _unframed(text[name.end() : at])
-            found.append(AnswerPiece("arguments", self._argument(key, self._typed(key, value)), self._calls))
-            self._text = text[at + len(mark) :]
-            return True
-        if not text or PARAMETER.startswith(text) or (FUNCTION_END.startswith(text) and text != FUNCTION_END):
+        """In front of an argument, or the call's end. What is neither goes to the content."""
+        tag = _TAG.search(self._text, partial=not self._stopped)
+        at = len(self._text) if tag is None else tag.start()
+        found += self._content.put(self._text[:at])
+        self._text = self._text[at:]
+        if tag is None or tag.partial:
             return False
-        if text.startswith(FUNCTION_END):
-            found.append(AnswerPiece("arguments", "}", self._calls))
-            self._text, self._within = text[len(FUNCTION_END) :], END
-            self._calls += 1
+        self._content.drop_space()
+        if tag["key"] or tag["closed"]:
+            self._text = self._text[len(tag[0]) :]
+        if tag["key"]:
+            self._begin_value(tag)
+        elif tag["closed"] != "parameter":
+            self._end_call(found)
+        return True
+
+    def _end_call(self, found: list[AnswerPiece]) -> None:
+        found.append(AnswerPiece("arguments", "}", self._calls))
+        self._calls += 1
+        self._within = END
+
+    # --- a value
+
+    def _begin_value(self, tag: regex.Match[str]) -> None:
+        self._key = _bare(tag["key"])
+        self._value = self._arguments.text(self._key)
+        self._begun, self._in_line = not tag[0].endswith(">"), False
+        self._object = JsonMender() if self._value.others.intersection(_BRACKETS.values()) and not self._held else None
+        self._within, self._looked, self._behind_object = PARAMETER, 0, 0
+
+    def _in_value(self, found: list[AnswerPiece]) -> bool:
+        if not self._begun and self._text:
+            self._begun, self._in_line = True, not self._text.startswith("\n")
+            self._text = self._text.removeprefix("\n")
+        at = self._held_end() if self._held else self._end_of_value()
+        if at is None:
+            return False
+        value = self._text[:at].removesuffix("" if self._held else "\n")
+        self._tell(self._arguments.read(self._key, value), found)
+        self._text, self._within = self._text[at:], FUNCTION
+        return True
+
+    def _held_end(self) -> int | None:
+        at = self._text.find(CLOSE, self._looked)
+        self._looked = max(0, len(self._text) - len(CLOSE))
+        return at if at >= 0 else len(self._text) if self._stopped else None
+
+    def _end_of_value(self) -> int | None:
+        """Where the value ends; None where more text has to say."""
+        text = self._text
+        if self._object is not None and not self._is_past_object(self._object):
+            return None
+        while True:
+            ends = _VALUE_ENDS[self._value.free, self._stopped]
+            mark = ends.search(text, self._looked, partial=not self._stopped)
+            if mark is None:
+                self._looked = len(text)
+                return len(text) if self._stopped else None
+            self._looked = mark.start()
+            if mark.partial:
+                return None
+            if self._is_end(mark):
+                return self._looked
+            self._looked += 1
+
+    def _is_past_object(self, value: JsonMender) -> bool:
+        """Whether a list or an object has ended, if the value is one: inside it no tag ends anything."""
+        text = self._text
+        if not self._looked:
+            begun = text.lstrip()[:1]
+            if not begun:
+                return self._stopped
+            if _BRACKETS.get(begun) not in self._value.others:
+                self._object = None
+                return True
+        value.feed(text[self._looked :])
+        self._looked = len(text)
+        if not value.over and not self._stopped:
+            return False
+        self._behind_object = self._looked = len(text) - len(value.rest) if value.done else 0
+        self._object = None
+        return True
+
+    def _is_end(self, mark: regex.Match[str]) -> bool:
+        """Whether a mark of those that stand for a missing one begins what may follow."""
+        if mark["function"] is not None:
+            return _bare(mark["function"]) in self._tools
+        if mark["key"] is None:
             return True
-        at, mark = find_mark(text, (PARAMETER, FUNCTION_END))  # what stands between arguments belongs to none
-        self._text = text[at:]
-        return bool(mark)
+        if mark["line"] is None and not self._in_line:
+            return False
+        key = _bare(mark["key"])
+        known = key in self._arguments.names or (self._arguments.others and _ANY_KEY.fullmatch(key) is not None)
+        return known and key not in self._told and key != self._key
 
-    def _argument(self, key: str, value: str) -> str:
-        comma = ", " if self._arguments else ""
-        self._arguments += 1
-        return f"{comma}{json.dumps(key, ensure_ascii=False)}: {value}"
+    def _tell(self, value: str, found: list[AnswerPiece]) -> None:
+        comma = ", " if self._told else ""
+        self._told.add(self._key)
+        text = f"{comma}{json.dumps(self._key, ensure_ascii=False)}: {value}"
+        found.append(AnswerPiece("arguments", text, self._calls))
 
-    def _typed(self, key: str, value: str) -> str:
-        tool = self._tools.get(self._name)
-        return json.dumps(value, ensure_ascii=False) if tool is None else typed(tool, key, value)
-
-    def _cut_short(self) -> list[AnswerPiece]:
-        text = self._text.lstrip()
-        name = _NAME.match(text, len(PARAMETER)) if text.startswith(PARAMETER) else None
-        if name is None:
-            return []
-        key, value = name[0][:-1].strip(), text[name.end() :].removeprefix("\n")
-        tool = self._tools.get(self._name)
-        plain = tool is None or "string" in kinds_of(argument_schema(tool, key))
-        shown = json.dumps(value, ensure_ascii=False)[:-1] if plain else value
-        return [AnswerPiece("arguments", self._argument(key, shown), self._calls)]
-
-
-def _unframed(value: str) -> str:
-    return value.removeprefix("\n").removesuffix("\n")
+    def _cut_short(self, found: list[AnswerPiece]) -> None:
+        text = self._text
+        tag = _MAY_END.search(text, partial=True)
+        shown = text if tag is None else text[: tag.start()]
+        if tag is not None and not tag.partial:
+            shown = self._arguments.read(self._key, shown)
+        elif self._value.free or any(text.startswith(shown) for text in self._value.named):
+            shown = json.dumps(shown, ensure_ascii=False)[:-1]
+        else:
+            value = JsonMender()
+            shown = value.feed(shown) + value.cut()
+        self._tell(shown, found)
 
 
-# --- grammars
-
-
-def call_rest(tools: Sequence[Tool]) -> str:
-    """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these tools."""
-    heads = [lark_text(f"\n{FUNCTION}{tool.name}>\n") for tool in tools]
-    bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
-    rules = "\n".join(_arguments_rules(f"arguments_{at}", tool) for at, tool in enumerate(tools))
-    return f"call_rest: ({bodies}) {lark_text(FUNCTION_END + chr(10))}\n{rules}\n"
-
-
-def _arguments_rules(name: str, tool: Tool) -> str:
-    """The rule of a tool's arguments, in the schema's order, and each one's. Without properties: any texts."""
-    properties = tool.schema.get("properties") or {}
-    needed = tool.schema.get("required") or []
-    parts, rules = [], []
-    for at, (key, schema) in enumerate(properties.items()):
-        part = f"{name}_{at}"
-        parts.append(part if key in needed else f"{part}?")
-        rules.append(f"{part}: {lark_text(f'{PARAMETER}{key}>' + chr(10))} {_value_rule(part, schema, tool)}")
-    if not properties and tool.schema.get("additionalProperties", True) is not False:
-        parts.append(f"({lark_text(PARAMETER)} /[^<>\\n]+/ {lark_text('>' + chr(10))} {name}_text)*")
-        rules.append(_text_rule(f"{name}_text"))
-    return "\n".join([f"{name}: {' '.join(parts)}" if parts else f'{name}: ""', *rules])
-
-
-def _value_rule(part: str, schema: Any, tool: Tool) -> str:
-    """What stands behind a parameter's tag, with its end; and the rules that it takes."""
-    close = lark_text(f"\n{PARAMETER_END}\n")
-    schema = schema if isinstance(schema, dict) else {}
-    chosen = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(chosen, list) and chosen and all(isinstance(value, str) for value in chosen):
-        return f"({' | '.join(map(lark_text, chosen))}) {close}"
-    if "string" in kinds_of(schema):
-        return f"{part}_text\n{_text_rule(f'{part}_text')}"
-    whole = schema | {key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema}
-    return f"{part}_json {close}\n{part}_json: %json {json_text(whole, strict=tool.strict)}"
-
-
-def _text_rule(name: str) -> str:
-    return f"{name}[lazy]: /(?s:.*)/ {lark_text(f'{chr(10)}{PARAMETER_END}{chr(10)}')}"
+def _bare(name: str) -> str:
+    return name.strip().strip("\"'")

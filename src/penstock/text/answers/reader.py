@@ -6,20 +6,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from penstock.errors import UsageError
-from penstock.text.answers import hermes, llama3_json, qwen3_coder, reasoning
+from penstock.text.answers import hermes, llama3_json, qwen3_coder, qwen3_coder_grammar, reasoning
 from penstock.text.answers.pieces import AnswerPiece, CallParser, portions
 from penstock.text.answers.tool import Tool
 
+MakeParser = Callable[[Sequence[Tool]], CallParser]
+
 
 class CallFormat(NamedTuple):
-    """How a family of models writes calls. call_rest: Lark of a call between its marks, if it has any."""
+    """How a family of models writes calls. call_rest: Lark of a call between its marks, if it has any. held_parser: of
+    answers that this Lark holds, where models' own take another."""
 
-    parser: Callable[[Sequence[Tool]], CallParser]
+    parser: MakeParser
     call_rest: Callable[[Sequence[Tool]], str]
     marks: tuple[str, str] | None
+    held_parser: MakeParser | None = None
 
 
 TEMPLATE = "response_template"  # the parser that a model brings itself
@@ -29,7 +34,10 @@ FORMATS: dict[str, CallFormat] = {
     "hermes": CallFormat(hermes.HermesParser, hermes.call_rest, (hermes.BEGIN, hermes.END)),
     "llama3_json": CallFormat(llama3_json.Llama3JsonParser, llama3_json.call_rest, None),
     "qwen3_coder": CallFormat(
-        qwen3_coder.Qwen3CoderParser, qwen3_coder.call_rest, (qwen3_coder.BEGIN, qwen3_coder.END)
+        qwen3_coder.Qwen3CoderParser,
+        qwen3_coder_grammar.call_rest,
+        (qwen3_coder.BEGIN, qwen3_coder.END),
+        partial(qwen3_coder.Qwen3CoderParser, held=True),
     ),
 }
 
@@ -100,10 +108,10 @@ class AnswerReader:
         """Returns the pieces that this text brings, in their order."""
         return [piece for part in portions(text) for piece in self._read(*self._reasoning.feed(part))]
 
-    def end(self) -> list[AnswerPiece]:
-        """Returns what was held back."""
+    def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
+        """Returns what was held back. stopped: the model ended the answer; else a limit cut it."""
         found = self._read(*self._reasoning.end())
-        return found + self._kept(self._calls.end() if self._calls is not None else [])
+        return found + self._kept(self._calls.end(stopped=stopped) if self._calls is not None else [])
 
     def _read(self, thought: str, answer: str) -> list[AnswerPiece]:
         found = [AnswerPiece("reasoning", thought)] if thought else []

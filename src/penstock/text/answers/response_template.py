@@ -12,7 +12,6 @@ it is written, so it holds nothing. It knows the template alone. Source: transfo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,9 +19,11 @@ from typing import Any, NamedTuple
 import regex
 
 from penstock.errors import TokenizerError
+from penstock.text.answers.argument_text import Arguments
+from penstock.text.answers.json_mending import json_text_of, mended
 from penstock.text.answers.pieces import AnswerPiece, ContentBuffer, portions
 from penstock.text.answers.region_content import CONTENTS, parse_content, transformed
-from penstock.text.answers.tool import Tool, typed
+from penstock.text.answers.tool import Tool
 
 LOOKED_AT = 256  # characters at once, by each regex, behind each mark
 PATIENCE = 0.1  # seconds that a regex may take
@@ -156,11 +157,15 @@ class TemplateReader:
             self._process(found, ended=False)
         return found
 
-    def end(self) -> list[AnswerPiece]:
-        """Returns what was held back; a call that is cut short is text."""
+    def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
+        """Returns what was held back. A call that has no end is one where the model stopped, and text where a limit cut
+        it."""
         found = self._process([], ended=True)
         if self._region is not None and self._region.name == CALLS:
-            found.append(AnswerPiece("content", self._opening + "".join(self._body)))
+            if stopped:
+                self._close("", found)
+            else:
+                found.append(AnswerPiece("content", self._opening + "".join(self._body)))
         return found
 
     def _process(self, found: list[AnswerPiece], *, ended: bool) -> list[AnswerPiece]:
@@ -239,30 +244,30 @@ class TemplateReader:
         body, region, captures = "".join(self._body), self._region, self._captures
         try:
             value = parse_content(body, region.content, region.content_args, PATIENCE) if self._tools else None
-            calls = _calls_of(value, region, captures)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no call at all
+            calls = [(name, self._typed(name, arguments)) for name, arguments in _calls_of(value, region, captures)]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no call of a tool
             found.append(AnswerPiece("content", self._opening + body + mark))
             return
         for name, arguments in calls:
             if self._parallel or not self.called:
                 found.append(AnswerPiece("name", name, self.called))
-                found.append(AnswerPiece("arguments", self._typed(name, arguments), self.called))
+                found.append(AnswerPiece("arguments", arguments, self.called))
                 self.called += 1
 
-    def _typed(self, name: str, arguments: Any) -> str:
-        """Arguments in JSON; of texts, those that the tool's schema has as something else are that."""
-        tool = self._tools.get(name)
-        if isinstance(arguments, dict) and tool is not None:
+    def _typed(self, name: str, said: Any) -> str:
+        """Arguments in JSON; of texts, those that the tool's schema has as something else are that. Raises KeyError for
+        what is no tool, ValueError for arguments that are no object."""
+        arguments = Arguments(self._tools[name])
+        if isinstance(said, dict):
             members = (
-                f"{json.dumps(key)}: {typed(tool, key, value) if isinstance(value, str) else _json(value)}"
-                for key, value in arguments.items()
+                f"{json_text_of(key)}: {arguments.read(key, each) if isinstance(each, str) else json_text_of(each)}"
+                for key, each in said.items()
             )
             return "{" + ", ".join(members) + "}"
-        return arguments if isinstance(arguments, str) else _json(arguments)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+        made = mended(said) if isinstance(said, str) else "{}" if said is None else None
+        if made is None or not made.startswith("{"):
+            raise ValueError("arguments are an object")
+        return made
 
 
 def _calls_of(value: Any, region: Region, captures: dict[str, str]) -> list[tuple[str, Any]]:

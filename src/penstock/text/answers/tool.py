@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.text.schema_numbers import hold_numbers, may_have_large_numbers
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 NAME_SAID = "1 to 128 of the letters a-z, A-Z, 0-9 and _ . : / -"
-# Between JSON's parts: as models were taught to write calls, or nothing, or a line's end and its indent.
-_WHITESPACE = r"( |\r?\n[ \t]{0,64})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,42 +53,6 @@ def check_tools(tools: Sequence[Tool]) -> None:
             raise _wrong(f"{where}.parameters must be the schema of an object: type object", f"{where}.parameters")
 
 
-def argument_schema(tool: Tool, key: str) -> Any:
-    """Returns the schema of one argument; None where the tool has none of it."""
-    properties = tool.schema.get("properties")
-    return properties.get(key) if isinstance(properties, dict) else None
-
-
-def typed(tool: Tool, key: str, text: str) -> str:
-    """Returns an argument that was written as bare text, in JSON: as it stands, where it is JSON of a kind that the
-    tool's schema has, else as a text."""
-    kinds = kinds_of(argument_schema(tool, key))
-    if "string" in kinds and not (text == "null" and "null" in kinds):
-        return json.dumps(text, ensure_ascii=False)
-    try:
-        return json.dumps(json.loads(text), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        lowered = text.strip().lower()
-        return lowered if lowered in ("true", "false") else json.dumps(text, ensure_ascii=False)
-
-
-def kinds_of(schema: Any) -> set[str]:
-    """Returns the types that a schema names; text, where it says nothing of them."""
-    if not isinstance(schema, Mapping):
-        return {"string"}
-    said = schema.get("type")
-    if isinstance(said, str):
-        return {said}
-    if isinstance(said, list):
-        return {kind for kind in said if isinstance(kind, str)}
-    if isinstance(schema.get("enum"), list):
-        return {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(parts, list):
-        return set().union(*(kinds_of(part) for part in parts))
-    return {"other"} if "$ref" in schema or "allOf" in schema else {"string"}
-
-
 def _wrong(rule: str, param: str) -> UsageError:
     return UsageError(rule, param=param, rule=rule)
 
@@ -105,11 +68,12 @@ def schema_rule(name: str, tool: Tool) -> str:
 
 
 def json_text(schema: dict[str, Any], *, strict: bool) -> str:
-    """Returns a schema as a grammar holds it. Unless strict, what of it isn't known is passed over."""
-    options = {
-        "whitespace_flexible": True,
-        "whitespace_pattern": _WHITESPACE,
-        "lenient": not strict,
-        "coerce_one_of": not strict,
-    }
-    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+    """Returns a schema as a grammar holds it: JSON without white space, in which models loop. Unless strict, what of it
+    isn't known is passed over. Raises UsageError for numbers that cannot be held to."""
+    options = {"whitespace_flexible": False, "lenient": not strict, "coerce_one_of": not strict}
+    text = json.dumps(schema, ensure_ascii=False)
+    try:
+        held = hold_numbers(schema) if may_have_large_numbers(text) else schema
+    except UsageError as error:
+        raise _wrong(error.rule.replace("structured_outputs", "tools", 1), "tools") from error
+    return json.dumps({**held, "x-guidance": options}, ensure_ascii=False)

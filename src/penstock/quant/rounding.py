@@ -1,6 +1,6 @@
 """Rounding by what a matrix is multiplied by: four bits whose products err less than those of the nearest numbers.
 
-    scales    of each group the one, out of CLIPS of the usual, whose rounding costs the products least
+    scales    of each group the one, of those between half and 1.1 times the usual, whose rounding costs the products least
     numbers   rounded one input after the other; what one loses is made good by those that are still to come, as far as
               the inputs go together (arXiv:2210.17323), the inputs that weigh most first
 
@@ -33,10 +33,11 @@ def usual_scale(groups: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
 def search_scale(groups: Tensor, moments: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
     """groups [out, groups, n] float32, moments [groups, n]: each input's mean square -> scales [out, groups] of `dtype`
     whose nearest numbers lose least of the products."""
-    usual = usual_scale(groups, bits, dtype)
-    best, least = usual, torch.full_like(groups[..., 0], torch.inf)
-    for clip in (1.0, *CLIPS):  # the usual one where no other is better
-        scale = (usual.float() * clip).to(dtype)
+    usual, largest, half = usual_scale(groups, bits, dtype), groups.abs().amax(2), (2**bits - 1) / 2
+    best, least = usual, torch.full_like(largest, torch.inf)
+    # The usual one first: it stays where no other is better. Then those that put the largest number on a whole one.
+    for end in (half, half - 0.5, half + 0.5, *(half / clip for clip in CLIPS)):
+        scale = (largest / end).to(dtype)
         scale = torch.where(scale == 0, usual, scale)
         lost = nearest(groups, scale, bits).mul_(scale.float()[..., None]).sub_(groups).square_().mul_(moments).sum(2)
         best, least = torch.where(lost < least, scale, best), torch.minimum(lost, least)

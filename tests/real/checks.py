@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -278,35 +279,27 @@ def monkeys(trial: Trial) -> str:
     return f"{problems * n} samples, {summary}"
 
 
-def built(kind: str, *work: str) -> Any:
-    """Returns the check that builds in numbers of `kind`, which `penstock build` checks; the artifact must answer."""
+def built(kind: str) -> Callable[[Trial], str]:
+    """Returns the check that builds in numbers of `kind` for word problems, which `penstock build` checks; the artifact
+    must answer."""
 
     def build(trial: Trial) -> str:
-        out = trial.room / kind
+        out, rows = trial.room / "built", trial.room / "rows.jsonl"
+        asked = [json.loads(line)["question"] for line in shots_file().read_text().splitlines()[:64]]
+        work = [{"prompt": f"Question: {question}\nAnswer:", "max_tokens": 32} for question in asked]
+        rows.write_text("".join(json.dumps(row) + "\n" for row in work))
         dtype = ["--dtype", "bfloat16"] if kind == "none" else []
-        _run(
-            [
-                "build",
-                str(trial.folder),
-                "--out",
-                str(out),
-                "--quantization",
-                kind,
-                "--tune-minutes",
-                "0",
-                *dtype,
-                *work,
-            ]
-        )
+        words = ["--quantization", kind, "--workload", str(rows), "--tune-minutes", "0", "--max-model-len", "512"]
+        _run(["build", str(trial.folder), "--out", str(out), *words, *dtype])
         quality = read_manifest(out).quality
         assert quality is not None and quality.kl_mean <= quality.bound
         with LLM(str(out), max_model_len=128) as llm:
-            answer = llm.generate(TEXTS[0], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)[0]
+            (answer,) = llm.generate(TEXTS[:1], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
         assert answer.outputs[0].text
         size = sum(path.stat().st_size for path in out.glob("*.safetensors")) / 1e6
-        return (
-            f"KL {quality.kl_mean:.2g} (bound {quality.bound:g}), the same token {quality.agreement:.1%}, {size:.0f} MB"
-        )
+        shutil.rmtree(out)
+        found = f"KL {quality.kl_mean:.2g} (bound {quality.bound:g}), the same token {quality.agreement:.1%}"
+        return f"{found}, {size:.0f} MB"
 
     return build
 

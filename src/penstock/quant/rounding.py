@@ -1,6 +1,6 @@
 """Rounding by what a matrix is multiplied by: four bits whose products err less than those of the nearest numbers.
 
-    scales    of each group the one, of those between half and 1.1 times the usual, whose rounding costs the products least
+    scales    of each group the one, between half and 1.1 times the usual, whose rounding costs the products least
     numbers   rounded one input after the other; what one loses is made good by those that are still to come, as far as
               the inputs go together (arXiv:2210.17323), the inputs that weigh most first
 

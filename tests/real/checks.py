@@ -286,7 +286,10 @@ def built(kind: str) -> Callable[[Trial], str]:
     def build(trial: Trial) -> str:
         out, rows = trial.room / "built", trial.room / "rows.jsonl"
         asked = [json.loads(line)["question"] for line in shots_file().read_text().splitlines()[:64]]
-        work = [{"prompt": f"Question: {question}\nAnswer:", "max_tokens": 32} for question in asked]
+        work = [
+            {"id": str(at), "prompt": f"Question: {question}\nAnswer:", "max_tokens": 32}
+            for at, question in enumerate(asked)
+        ]
         rows.write_text("".join(json.dumps(row) + "\n" for row in work))
         dtype = ["--dtype", "bfloat16"] if kind == "none" else []
         words = ["--quantization", kind, "--workload", str(rows), "--tune-minutes", "0", "--max-model-len", "512"]

@@ -8,6 +8,7 @@
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (30 minutes)
 #   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
+#   make real     published checkpoints, from packages: against transformers and lm_eval, tools, forms, streams, builds
 #   make docs     write the generated pages anew (docs/cli.md, docs/config.md, docs/coming_from_vllm.md)
 #   make packaging  installs what lints deploy/, Modal's client and Ray; without it `make test` skips those by name
 #   make setup    what the others begin with
@@ -37,11 +38,12 @@ RUNTIME := $(VENV)/runtime.stamp
 DEVELOPMENT := $(VENV)/development.stamp
 RELIABILITY := $(VENV)/reliability.stamp
 PACKAGING := $(VENV)/packaging.stamp
+REAL := $(VENV)/real.stamp
 WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packaging demo test test-cpus check lint types laws almanac bench reliability soak docs
+.PHONY: help setup packaging demo test test-cpus check lint types laws almanac bench reliability soak real docs
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -95,6 +97,9 @@ soak: $(DEVELOPMENT)
 	OMP_NUM_THREADS=1 $(PY) tests/reliability/soak.py
 	OMP_NUM_THREADS=1 $(PY) tests/reliability/soak_model.py
 
+real: $(REAL)
+	$(PY) tests/real/run.py
+
 docs: $(DEVELOPMENT)
 	$(PY) scripts/make_docs.py
 
@@ -137,6 +142,11 @@ $(VENV)/development.stamp: $(VENV)/runtime.stamp
 $(VENV)/reliability.stamp: $(VENV)/development.stamp
 	@echo "setup: clients (lm_eval, schemathesis, langchain, pydantic-ai) that are tried on a server"
 	@$(PIP) -e ".[reliability]"
+	@touch $@
+
+$(VENV)/real.stamp: $(VENV)/development.stamp
+	@echo "setup: what reads GGUF files, and lm_eval with its backend of transformers"
+	@$(PIP) -e ".[real]"
 	@touch $@
 
 $(VENV)/packaging.stamp: $(VENV)/development.stamp

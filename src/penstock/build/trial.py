@@ -71,13 +71,16 @@ class OpenModel:
         ]
         return replace(work, outputs=outputs, ends=False)
 
-    def answers(self, work: WorkSample) -> list[list[int]]:
-        """Returns the tokens of every sample, a prompt's one after the other."""
+    def answers(self, work: WorkSample, tell: Callable[[int], None] = lambda tokens: None) -> list[list[int]]:
+        """Returns the tokens of every sample, a prompt's one after the other. tell: hears of how many more, as they are
+        drawn; of an answer that ends early, of its whole length at its end."""
         counts = [params.get("n", 1) for params in work.sampling]
         firsts = np.cumsum([0, *counts])
         found: list[list[int]] = [[] for _ in range(work.samples)]
-        for request, sample, tokens, _ in _turn(engine_over(self.runner, self.config), work):
-            found[int(firsts[request]) + sample] += tokens
+        for request, sample, tokens, ended in _turn(engine_over(self.runner, self.config), work):
+            answer = found[int(firsts[request]) + sample]
+            answer += tokens
+            tell(len(tokens) + (work.outputs[request] - len(answer) if ended else 0))
         return found
 
 

@@ -3,10 +3,12 @@
 #
 #   make demo     set up, then run the main job: repeated sampling over word problems with the model in the package
 #   make test     set up, then run every test that this machine can
+#   make test-cpus  the rooms whose sums hang on the processor's libraries, as on processors with less than this one
 #   make check    ruff, mypy, the house's laws, generated docs up to date, the almanac's records
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (30 minutes)
 #   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
+#   make real     published checkpoints, from packages: against transformers and lm_eval, tools, forms, streams, builds
 #   make docs     write the generated pages anew (docs/cli.md, docs/config.md, docs/coming_from_vllm.md)
 #   make packaging  installs what lints deploy/, Modal's client and Ray; without it `make test` skips those by name
 #   make setup    what the others begin with
@@ -36,11 +38,12 @@ RUNTIME := $(VENV)/runtime.stamp
 DEVELOPMENT := $(VENV)/development.stamp
 RELIABILITY := $(VENV)/reliability.stamp
 PACKAGING := $(VENV)/packaging.stamp
+REAL := $(VENV)/real.stamp
 WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packaging demo test check lint types laws almanac bench reliability soak docs
+.PHONY: help setup packaging demo test test-cpus check lint types laws almanac bench reliability soak real docs
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -54,6 +57,19 @@ demo: $(RUNTIME)
 
 test: $(DEVELOPMENT)
 	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(WORKERS) $(TESTS)
+
+# A limit above what the processor has changes nothing. AMX can't be emulated where it isn't.
+CPU_ROOMS := tests/kernels/test_rows_alone.py tests/kernels/test_linear.py tests/kernels/test_linear_int.py \
+  tests/kernels/test_attention.py tests/kernels/test_layer_kv.py
+CPUS := "as it is=" \
+  "AVX-512 with bf16=ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" \
+  "AVX-512=ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512" \
+  "AVX2=ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2"
+
+test-cpus: $(DEVELOPMENT)
+	@for cpu in $(CPUS); do \
+	  echo "== $${cpu%%=*}"; env $${cpu#*=} $(PY) -m pytest -q $(WORKERS) $(CPU_ROOMS) || exit $$?; \
+	done
 
 check: lint types laws almanac
 
@@ -80,6 +96,9 @@ reliability: $(RELIABILITY)
 soak: $(DEVELOPMENT)
 	OMP_NUM_THREADS=1 $(PY) tests/reliability/soak.py
 	OMP_NUM_THREADS=1 $(PY) tests/reliability/soak_model.py
+
+real: $(REAL)
+	$(PY) tests/real/run.py
 
 docs: $(DEVELOPMENT)
 	$(PY) scripts/make_docs.py
@@ -123,6 +142,11 @@ $(VENV)/development.stamp: $(VENV)/runtime.stamp
 $(VENV)/reliability.stamp: $(VENV)/development.stamp
 	@echo "setup: clients (lm_eval, schemathesis, langchain, pydantic-ai) that are tried on a server"
 	@$(PIP) -e ".[reliability]"
+	@touch $@
+
+$(VENV)/real.stamp: $(VENV)/development.stamp
+	@echo "setup: what reads GGUF files, and lm_eval with its backend of transformers"
+	@$(PIP) -e ".[real]"
 	@touch $@
 
 $(VENV)/packaging.stamp: $(VENV)/development.stamp

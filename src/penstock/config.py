@@ -55,6 +55,10 @@ class ModelOptions:
     )
     load_format: LoadFormat = _knob("auto", "`dummy` draws weights from U(-1e-3, 1e-3) and needs a config alone.")
     skip_tokenizer_init: bool = _knob(False, "Load no tokenizer: ids in, ids out.")
+    disable_any_whitespace: bool = _knob(
+        False,
+        "JSON of structured outputs has no white space between its parts, where a request doesn't say what may be.",
+    )
     seed: int = _knob(
         0, "Where seeds of requests that bring none, and dummy weights, come from.", low=0, high=2**63 - 1
     )
@@ -132,6 +136,7 @@ class Config:
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     tuned: dict[str, Any] = field(default_factory=dict)  # kernels' tunables (kernels/tunables.py), an artifact's
     kv_scales: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)  # the manifest's, an artifact's
+    end_of_text: int | None = None  # the id of the tokenizer's eos_token, from who opens the model
     plain_graphs: bool = False  # an artifact's, whose work shares no prefix: other graphs when they are met
     named: frozenset[str] = frozenset()  # knobs that the user set, if to their defaults; an artifact sets the others
 

@@ -53,18 +53,20 @@ class StatusLine:
 
 
 class Bar:
-    """How many samples have ended, since when, and how long the others should take."""
+    """How many of `what` are done, since when, and how long the others should take. everywhere: where nobody looks at a
+    terminal it says so seldom; without, never."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, total: int, what: str = "samples", *, everywhere: bool = False) -> None:
         self._line = StatusLine()
-        self._total, self._done = samples, 0
+        self._total, self._done, self._what = total, 0, what
         self._begin = self._shown = time.monotonic()
+        self._pause = OFTEN if self._line.live else SELDOM if everywhere else float("inf")
 
-    def advance(self) -> None:
-        self._done += 1
-        if self._line.live and time.monotonic() - self._shown > OFTEN:
+    def advance(self, count: int = 1) -> None:
+        self._done += count
+        if time.monotonic() - self._shown > self._pause:
             self._shown = time.monotonic()
-            self._line.show(self._text())
+            self._line.show(self._text(), anew=True)
 
     def close(self) -> None:
         if self._line.live:
@@ -73,7 +75,7 @@ class Bar:
     def _text(self) -> str:
         took = time.monotonic() - self._begin
         left = f", about {duration(took / self._done * (self._total - self._done))} left" if self._done else ""
-        return f"penstock: {self._done:,}/{self._total:,} samples, {duration(took)}{left}"
+        return f"penstock: {self._done:,}/{self._total:,} {self._what}, {duration(took)}{left}"
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,13 @@ from typing import Any, TypeVar
 
 from penstock.errors import UsageError
 
-_KINDS: dict[type, str] = {bool: "true or false", Real: "a number", str: "a text", object: "any value"}
+_KINDS: dict[type, str] = {
+    dict: "an object",
+    bool: "true or false",
+    Real: "a number",
+    str: "a text",
+    object: "any value",
+}
 LONGEST = 80  # characters of a value that a refusal repeats
 ModelT = TypeVar("ModelT")
 
@@ -99,6 +105,7 @@ _SCHEDULER = "the scheduler has no such thing: max_num_seqs and max_num_batched_
 _OWN_SCHEDULER = "belongs to vLLM's scheduler; no answer depends on it"
 _OFFLOAD = "weights and KV stay on the device: max_model_len and max_num_seqs make them smaller"
 _BETWEEN = "neither KV nor weights travel between engines"
+_CONTENT = "whether a template takes text or parts is found by asking it: leave it out"
 _REASONING = "how long a model thinks is its template's: say chat_template_kwargs in a request"
 _LOGS = "requests are logged by `--access-log` alone, without prompts"
 _TRACES = "no traces are sent: /metrics and `--access-log` tell of requests"
@@ -177,10 +184,11 @@ ENGINE: dict[str, Argument] = {
     # what it says
     **named("max_logprobs", (20,), "a request may ask for up to 20"),
     **named("logprobs_mode", ("raw_logprobs",), "logprobs are of the raw logits"),
-    **named("structured_outputs_config guided_decoding_backend", object, _GUIDED),
-    **named(
-        "guided_decoding_disable_fallback guided_decoding_disable_any_whitespace "
-        "guided_decoding_disable_additional_properties", bool, _GUIDED),
+    **named("structured_outputs_config", dict, f"its disable_any_whitespace is read; {_GUIDED}"),
+    **named("guided_decoding_backend", str, _GUIDED),
+    **named("guided_decoding_disable_fallback", bool, _GUIDED),
+    **named("guided_decoding_disable_any_whitespace", bool, "it is our disable_any_whitespace"),
+    **named("guided_decoding_disable_additional_properties", (False,), "say additionalProperties: false in the schema"),
     **named("reasoning_parser", (), "`penstock serve` has it; here reasoning is in the answer's text"),
     **named("reasoning_config", (), _REASONING),
     **named("reasoning_parser_plugin", ("",), _CODE),
@@ -225,7 +233,7 @@ ENGINE: dict[str, Argument] = {
 
 SERVE: dict[str, Argument] = {
     **named("lora_modules prompt_adapters", (), _ADAPTERS),
-    **named("chat_template_content_format", ("auto", "string"), "text parts are joined by line ends"),
+    **named("chat_template_content_format", ("auto",), _CONTENT),
     **named("trust_request_chat_template", (False,), _TEMPLATE),
     **named("default_chat_template_kwargs", ({},), "say chat_template_kwargs in each request"),
     **named("response_role", ("assistant",), "answers are the assistant's"),
@@ -263,6 +271,14 @@ SERVE: dict[str, Argument] = {
     **named("cohere_format", str, "only OpenAI's API is served"),
 }  # fmt: skip
 
+STRUCTURED: dict[str, Argument] = {  # the keys of structured_outputs_config
+    **named("backend", str, _GUIDED),
+    **named("disable_fallback disable_any_whitespace", bool, _GUIDED),
+    **named("disable_additional_properties", (False,), "say additionalProperties: false in the schema"),
+    **named("reasoning_parser reasoning_parser_plugin", ("",), "say reasoning_parser of `penstock serve`"),
+    **named("enable_in_reasoning", (False,), "a form is of the answer behind the reasoning"),
+}
+
 SAMPLING: dict[str, Argument] = {
     **named("best_of", (As("n"),), "samples are not ranked: ask for n, and choose on your side"),
     **named("use_beam_search early_stopping", (False,), "there is no beam search: ask for n samples"),
@@ -289,7 +305,7 @@ CALL: dict[str, Argument] = {  # of LLM.generate and LLM.chat
     **named("tokenization_kwargs", ({},), "encode the text yourself (get_tokenizer), and give token ids as the prompt"),
     **named("guided_options_request", (), _FORM),
     **named("chat_template", (), _TEMPLATE),
-    **named("chat_template_content_format", ("auto", "string"), "text parts are joined by line ends"),
+    **named("chat_template_content_format", ("auto",), _CONTENT),
     **named("tools", ([],), "`LLM.chat` takes them, for the model's template"),
     **named("mm_processor_kwargs", object, _NOTHING),
 }
@@ -330,7 +346,20 @@ def sift(
 def engine_knobs(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The knobs of what LLM was given, spelt as we do, and what has to be told. None is left out, as vLLM's is."""
     left, told = sift({**given, "model": model}, ENGINE)
-    return {name: ours(name, value) for name, value in left.items() if value is not None}, told
+    return {name: ours(name, value) for name, value in {**left, **meant(given)}.items() if value is not None}, told
+
+
+def meant(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the knobs of ours that vLLM's arguments say by other names. Raises UsageError for a key of
+    structured_outputs_config that asks for what isn't done."""
+    config = given.get("structured_outputs_config") or {}
+    sift(config, STRUCTURED, shown=lambda name, value: f"structured_outputs_config.{name} {value!r}")
+    unknown = sorted(config.keys() - STRUCTURED.keys())
+    if unknown:
+        rule = f"structured_outputs_config has no {unknown[0]!r}: leave it out"
+        raise UsageError(rule, param="structured_outputs_config")
+    says = given.get("guided_decoding_disable_any_whitespace") or config.get("disable_any_whitespace")
+    return {"disable_any_whitespace": True} if says else {}
 
 
 def ours(name: str, value: Any) -> Any:

@@ -77,3 +77,14 @@ def test_an_answer_that_is_too_short_tells_how_it_ended(reason: str | None, told
     verdict = judge(stream, 3, 9)
     assert verdict is not None and verdict[0] == "length" and "3 tokens out, 9 were" in verdict[1]
     assert told in verdict[1] and (OWN_LIMIT in verdict[1]) is (reason == "length")
+
+
+@pytest.mark.parametrize(
+    ("reason", "asked", "sound"), [("stop", -1, True), ("length", -1, False), ("stop", 1, False), (None, -1, False)]
+)
+def test_an_answer_that_ends_at_once_is_one(reason: str | None, asked: int, sound: bool) -> None:
+    """Its end token is all that it has; where a length was asked for, or it ended at a limit, text is missing."""
+    stream = StreamReader()
+    stream.feed(event("", reason) + usage_event(prompt_tokens=3, completion_tokens=1, total_tokens=4) + DONE, 1.0)
+    stream.finish()
+    assert (judge(stream, 3, asked) is None) == sound

@@ -90,6 +90,12 @@ def test_what_changes_nothing_is_told() -> None:
         ({"task": "embed"}, "(only 'auto' or 'generate'): models generate text here"),
         ({"hf_overrides": {"x": "y" * 900}}, "..."),
         ({"trust_remote_code": "yes"}, "trust_remote_code='yes' is not served (only False): no code of a model"),
+        ({"guided_decoding_disable_additional_properties": True}, "say additionalProperties: false in the schema"),
+        (
+            {"structured_outputs_config": {"enable_in_reasoning": True}},
+            "structured_outputs_config.enable_in_reasoning True",
+        ),
+        ({"structured_outputs_config": {"x": 1}}, "structured_outputs_config has no 'x'"),
         ({"swap_space": "much"}, "swap_space='much' is not served (only a number)"),
     ],
 )
@@ -97,7 +103,19 @@ def test_what_is_refused_says_the_way_out(given: dict[str, Any], says: str) -> N
     with pytest.raises(UsageError) as caught:
         engine_knobs("m", given)
     assert says in str(caught.value) and len(str(caught.value)) < 250
-    assert caught.value.param == next(iter(given))
+    assert str(caught.value.param).split(".")[0] in (next(iter(given)), "enable_in_reasoning")
+
+
+def test_white_space_of_forms_is_ours_by_another_name() -> None:
+    for given in (
+        {"guided_decoding_disable_any_whitespace": True},
+        {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
+        {"disable_any_whitespace": True},
+    ):
+        own, told = engine_knobs("m", given)
+        assert own == {"model": "m", "disable_any_whitespace": True} and told == []
+        assert Config.of(**own).model.disable_any_whitespace
+    assert engine_knobs("m", {"structured_outputs_config": {"disable_any_whitespace": False}})[0] == {"model": "m"}
 
 
 def test_sampling_params_take_vllms_where_they_ask_for_nothing() -> None:

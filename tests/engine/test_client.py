@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_model import END, VOCABULARY, make_tokenizer
+from text_samples import llama2
 
 from penstock.engine.build_engine import EngineFacts
-from penstock.engine.client import Client, PendingRequest
+from penstock.engine.client import NONE_LEFT, Client, PendingRequest
 from penstock.errors import ContextLengthError, UsageError
-from penstock.request import Delta, Request, SamplingParams
+from penstock.request import Delta, Request, SamplingParams, StructuredOutputsParams
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, STOP, Deltas
 from penstock.text.tokenizer import Tokenizer
 
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.torch
 FACTS = EngineFacts(
     model="m", folder="f", max_model_len=64, max_num_seqs=8, vocab_size=VOCABULARY, eos_token_ids=(END,)
 )
+THE = -1  # the token of "the", in the cases below
 SMILE = "n\u00e9 \U0001f600\u2014x \u4e2d\u6587"
 
 
@@ -257,3 +260,96 @@ def test_text_needs_a_tokenizer() -> None:
     (delta,) = client.process(news((asked, 0, [8, 8], LENGTH), scored=True))
     assert (delta.text, delta.token_ids) == ("", [8, 8])
     assert delta.logprobs is not None and delta.logprobs[0][8].decoded_token is None
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Of sentencepiece's form: "▁" before a text, bytes for what no token spells."""
+    return Tokenizer.load(llama2(tmp_path_factory.mktemp("llama")))
+
+
+def told(tokenizer: Tokenizer, text: str | list[int], stream: bool, answers: bool = False, **params: Any) -> Delta:
+    """What becomes of a sample of these tokens behind the prompt "hello"."""
+    facts = replace(FACTS, vocab_size=tokenizer.vocab_size)
+    below = Below()
+    client = Client(facts, tokenizer, below)
+    asked = client.submit(
+        tokenizer.encode("hello"), SamplingParams(max_tokens=64, **params), stream=stream, answers=answers
+    )
+    watch = below.requests[0].watch
+    watched = np.ones(10_000, bool) if watch is None else np.unpackbits(np.frombuffer(watch, np.uint8))
+    ids = tokenizer.encode_inside([text])[0] if isinstance(text, str) else text
+    out: list[Delta] = []
+    held: list[int] = []
+    for place, token in enumerate(ids):
+        held.append(token)
+        last = place == len(ids) - 1
+        if last or stream or (watch is not None and watched[token]):
+            out += client.process(news((asked, 0, held, LENGTH if last else GOES_ON)))
+            held = []
+        if not client.waits_for(asked.request_id):
+            break
+    return joined(out)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_completion_keeps_the_space_that_it_begins_with(llama: Tokenizer, stream: bool) -> None:
+    assert told(llama, " the river", stream).text == " the river"
+    assert told(llama, "    the", stream).text == "    the"
+    assert told(llama, " the river", stream, answers=True).text == "the river"
+    form = StructuredOutputsParams(regex="( the)? river")
+    assert told(llama, " the river", stream, answers=True, structured_outputs=form).text == " the river"
+    stopped = told(llama, " the river", stream, stop=[" the"])
+    assert (stopped.text, stopped.stop_reason) == ("", " the")
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "bytes for what no token spells"])
+def test_streamed_and_whole_samples_stop_at_the_same_character(
+    tokenizer: Tokenizer, llama: Tokenizer, kind: str
+) -> None:
+    """A character of several tokens is no U+FFFD while its bytes come, and ends a sample with its last one."""
+    named = tokenizer if kind == "byte-level" else llama
+    smile = "the \U0001f600 the"
+    torn = [
+        *named.encode_inside(["the "])[0],
+        *named.encode_inside(["\U0001f600"])[0][:-1],
+        *named.encode_inside(["the"])[0],
+    ]
+    for stop in ("\ufffd", "\U0001f600", "e \U0001f600", "\U0001f600 t", "zz"):
+        for ids in (named.encode_inside([smile])[0], torn):
+            both = [told(named, ids, stream, stop=[stop]) for stream in (True, False)]
+            assert (both[0].text, both[0].token_ids, both[0].stop_reason) == (
+                both[1].text, both[1].token_ids, both[1].stop_reason,
+            )  # fmt: skip
+    assert told(named, smile, False, stop=["\ufffd"]).text == smile
+    cut = told(named, smile, True, stop=["\U0001f600"])
+    assert cut.text == "the " and named.decode(cut.token_ids) == "the \U0001f600"
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"allowed_token_ids": [END], "min_tokens": 1}, "min_tokens leave no token to draw"),
+        ({"allowed_token_ids": [7, END], "stop_token_ids": [7], "min_tokens": 3}, "min_tokens leave no token to draw"),
+        ({"allowed_token_ids": [THE], "bad_words": ["the"]}, "bad_words leave no token to draw"),
+        ({"allowed_token_ids": [THE, END], "bad_words": ["the"], "min_tokens": 1}, "bad_words and min_tokens leave no"),
+    ],
+)
+def test_parameters_that_leave_nothing_to_draw_are_refused(
+    tokenizer: Tokenizer, params: dict[str, Any], says: str
+) -> None:
+    (the,) = tokenizer.encode_inside(["the"])[0]
+    allowed = [the if token == THE else token for token in params["allowed_token_ids"]]
+    with pytest.raises(UsageError, match=says) as caught:
+        Client(FACTS, tokenizer, Below()).submit(
+            [5], SamplingParams(max_tokens=9, **{**params, "allowed_token_ids": allowed})
+        )
+    assert caught.value.param == "allowed_token_ids"
+
+
+def test_nothing_left_amid_a_sample_is_told_by_name(tokenizer: Tokenizer) -> None:
+    below = Below()
+    client = Client(FACTS, tokenizer, below)
+    asked = client.submit([5], SamplingParams(max_tokens=9, allowed_token_ids=[7, 8], bad_words=["the wheel"]))
+    (delta,) = client.process(news((asked, 0, [7, -2], ERROR)))
+    assert delta.error == NONE_LEFT and delta.error.startswith("allowed_token_ids left no token")

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +145,24 @@ def test_a_form_whose_process_dies_goes_to_another_and_is_refused_then(folder: P
                 pool.compiled(asked)
     assert any(_made(pool, _samples(pool, LETTERS, 2))[0])
     pool.close()
+
+
+def test_an_engine_may_want_json_without_white_space(folder: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    pieces = Tokenizer.load(folder, vocab_size=VOCABULARY).token_bytes
+    cases: list[tuple[bool, dict[str, Any], bool]] = [
+        (False, {}, True),
+        (True, {}, False),
+        (True, {"whitespace_pattern": " "}, True),  # which the request says itself
+        (False, {"disable_any_whitespace": True}, False),
+    ]
+    for compact, more, blank in cases:
+        pool = MaskPool(folder, VOCABULARY, (END,), processes=1, compact=compact)
+        places = _samples(pool, StructuredOutputsParams(json=schema, **more), 1)
+        _made(pool, places)
+        (behind_the_brace,) = _made(pool, places, pieces.index(b"{"))
+        assert (pieces.index(b" ") in _allowed(behind_the_brace)) == blank, (compact, more)
+        pool.close()
 
 
 def test_few_forms_are_kept(pool: MaskPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_own_form() -> None:
     assert parse({"id": 4, "prompt": [1, 2]}).prompt == [1, 2]
     assert parse({"id": 4, "messages": HELLO}).messages == HELLO
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
-    assert parse({"id": 4, "messages": parts}).messages == HELLO
+    assert parse({"id": 4, "messages": parts}).messages == parts
 
 
 def test_batch_form() -> None:

@@ -1,12 +1,18 @@
-"""Linear against fp64; and the law that a row's result does not depend on how many rows run beside it."""
+"""Linear against fp64; and a row that is the same in any company, where that is promised."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from kernels_naive import assert_close
+from row_promise import needs_same_bits
+from torch import Tensor
 
+from penstock.kernels.reference import row_calls
 from penstock.kernels.reference.linear import linear, prepare_linear
+from penstock.kernels.reference.row_calls import RowCalls, multiplied
 
 pytestmark = pytest.mark.torch
 
@@ -43,6 +49,7 @@ def test_products_against_fp64(dtype, out, inner, with_bias):
 def test_a_row_does_not_depend_on_the_number_of_rows(dtype, out, inner):
     weight, bias, x = weights(out, inner, dtype, seed=1)
     prepared = prepare_linear(weight)
+    needs_same_bits(prepared)
     full = linear(x, prepared, bias)
     moved = [rows for rows in ROWS if not torch.equal(linear(x[:rows], prepared, bias), full[:rows])]
     assert moved == []
@@ -52,6 +59,7 @@ def test_a_row_does_not_depend_on_the_number_of_rows(dtype, out, inner):
 def test_a_row_does_not_depend_on_its_place_or_its_neighbours(dtype):
     weight, bias, x = weights(96, 256, dtype, seed=2)
     prepared = prepare_linear(weight)
+    needs_same_bits(prepared)
     full = linear(x, prepared, bias)
     order = torch.randperm(1024, generator=torch.Generator().manual_seed(3))
     assert torch.equal(linear(x[order], prepared, bias), full[order])
@@ -75,5 +83,43 @@ def test_without_packing_the_law_holds_too(dtype):
         x = x[:64]  # torch multiplies fp16 slowly here
     full = linear(x, weight, bias)
     assert_close(full, x.double() @ weight.double().T + bias.double())
+    needs_same_bits(weight)
     rows = [1, 2, 3, 5, 7, 12, 16, 17, 33, 64]
     assert [n for n in rows if not torch.equal(linear(x[:n], weight, bias), full[:n])] == []
+
+
+def stand_in(off: Callable[[Tensor], Tensor], seen: list[int] | None = None) -> Callable[[Tensor], row_calls.Multiply]:
+    """A library whose products are exact everywhere, and off by `off` of the number of each row in its call [T] and
+    the call's rows. seen: takes how many rows each call has."""
+
+    def product(weight: Tensor) -> row_calls.Multiply:
+        def multiply(x: Tensor) -> Tensor:
+            if seen is not None:
+                seen.append(x.shape[0])
+            return x[:, :1] * weight[:, 0] + off(torch.arange(x.shape[0]))[:, None]
+
+        return multiply
+
+    return product
+
+
+@pytest.mark.parametrize(
+    ("off", "found"),
+    [
+        (lambda rows: rows * 0.0, RowCalls(None, True)),
+        (lambda rows: rows * 0.0 + (len(rows) < 40), RowCalls(32, True)),  # a kernel of its own for few rows
+        (lambda rows: (rows >= 24) * 1.0, RowCalls(16, True)),  # sums cut elsewhere for the last rows of a call
+        (lambda rows: rows * 1.0, RowCalls(None, False)),
+    ],
+)
+def test_calls_have_a_fixed_number_of_rows_where_a_library_moves(off, found) -> None:
+    assert row_calls._tried(torch.float64, stand_in(off)) == found
+
+
+def test_calls_of_fixed_rows_leave_every_row_in_its_place() -> None:
+    seen: list[int] = []
+    x, weight = torch.randn(75, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
+    multiply = stand_in(lambda rows: rows * 0.0, seen)(weight)
+    for rows in (1, 16, 17, 32, 75):
+        assert torch.equal(multiplied(x[:rows], RowCalls(16, True), multiply), x[:rows, :1] * weight[:, 0])
+    assert set(seen) == {16}

@@ -5,6 +5,7 @@ Ranks are threads, and what they exchange goes through a barrier. In fp32 no tok
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import triton_kernel_cases as cases
 from torch import Tensor
 
 from penstock.kernels.inputs import TILE, SamplerInputs, VocabularyPart
-from penstock.kernels.reference import logprobs, penalties
+from penstock.kernels.reference import logprobs, penalties, rank_filters
 from penstock.kernels.reference.rank_filters import filtered
 from penstock.kernels.reference.sample import sample
 from penstock.kernels.triton import penalties as fast_penalties
@@ -43,7 +44,7 @@ def over_ranks(ranks: int, vocabulary: int, work: Callable[[VocabularyPart, slic
     def one(rank: int) -> Made:
         first, length = stretch(vocabulary, TILE, ranks, rank)
         try:
-            part = VocabularyPart(first, vocabulary, rank, lambda x: gather(rank, x))
+            part = VocabularyPart(first, vocabulary, rank, ranks, lambda x: gather(rank, x))
             return work(part, slice(first, first + length))
         except BaseException:
             barrier.abort()
@@ -87,6 +88,25 @@ def test_filtered_draws_are_those_of_one(ranks: int, vocabulary: int, step: floa
     asked.any_filter = False
     plain = over_ranks(ranks, vocabulary, lambda part, mine: sample(logits[:, mine], asked, part))
     assert torch.equal(sample(logits, asked), same_on_all(plain))
+
+
+def test_ranks_whose_shares_differ_meet_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 3's 1,002 tiles are 250 or 251 for each of four ranks. Rows go in pieces, the same ones on every rank."""
+    monkeypatch.setattr(rank_filters, "_PIECE", 5 * 3 * TILE)  # 5 rows of three tiles a piece, 7 of two
+    logits = torch.randn(35, 9 * TILE, generator=torch.Generator().manual_seed(2))
+    asked = inputs(35, 3)
+    shapes: list[list[tuple[int, ...]]] = [[] for _ in range(4)]
+
+    def work(part: VocabularyPart, mine: slice) -> Tensor:
+        def gather(x: Tensor) -> Tensor:
+            shapes[part.rank].append(tuple(x.shape))
+            return part.gather(x)
+
+        return filtered(logits[:, mine], asked, dataclasses.replace(part, gather=gather))
+
+    got = same_on_all(over_ranks(4, 9 * TILE, work))
+    assert torch.equal(sample(logits, asked), got)
+    assert all(shapes[0] == each for each in shapes[1:])
 
 
 def test_filters_hang_on_no_rank_count_where_hardly_anything_stays() -> None:
@@ -162,6 +182,8 @@ def test_tritons_draw_is_the_references() -> None:
                     winners.append(x)
                 return x[None]
 
-            drawn(VocabularyPart(first, vocabulary, rank, gather), slice(first, first + length))
-    found = VocabularyPart(0, vocabulary, 0, lambda _: torch.stack(winners)).best(torch.zeros(rows), torch.zeros(rows))
+            drawn(VocabularyPart(first, vocabulary, rank, 3, gather), slice(first, first + length))
+    found = VocabularyPart(0, vocabulary, 0, 3, lambda _: torch.stack(winners)).best(
+        torch.zeros(rows), torch.zeros(rows)
+    )
     assert torch.equal(want.long(), found)

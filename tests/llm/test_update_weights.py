@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
-from penstock.errors import CheckpointError, EngineError, PenstockError, UsageError
+from penstock.errors import CheckpointError, EngineError, FaultError, PenstockError, UsageError
+from penstock.execute import reload
 from penstock.execute.reload import arrays_of
 from penstock.execute.sleep import to_host
 from penstock.weights.share import share_weights
@@ -137,12 +138,26 @@ def test_a_folder_that_is_not_there_and_an_llm_at_work(folders: tuple[Path, Path
     with LLM(str(folders[0]), **KNOBS) as llm:
         with pytest.raises(PenstockError, match=r"config\.json"):
             llm.update_weights(tmp_path)
+        with pytest.raises(CheckpointError, match="no folder"):
+            llm.update_weights("w" * 256)
         stream = llm.stream([Prompt(key=1, prompt=PROMPTS[0], params=ASK)])
         next(stream)
         with pytest.raises(UsageError, match="at work"):
             llm.update_weights(folders[1])
         stream.close()
         llm.update_weights(folders[1])
+
+
+def test_what_nobody_thought_of_while_weights_load_ends_no_engine(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(str(folders[0]), **KNOBS) as llm:
+        before = told(llm)
+        with monkeypatch.context() as patch:
+            patch.setattr(reload, "read_model_config", lambda folder: 1 / 0)
+            with pytest.raises(FaultError, match=r"the engine failed at these weights \(ZeroDivisionError"):
+                llm.update_weights(folders[1])
+        assert told(llm) == before
 
 
 @pytest.mark.parametrize(

@@ -420,7 +420,9 @@ def test_generation_defaults(tmp_path: Path) -> None:
         "max_tokens": 2048,
     }
     assert told.unserved == ()
-    assert end_ids(config, _generation(tmp_path, {"eos_token_id": 7})) == (7,)
+    seven = _generation(tmp_path, {"eos_token_id": 7})
+    assert end_ids(config, seven) == (7,) == end_ids(config, seven, 7) == end_ids(config, seven, config.vocab_size)
+    assert end_ids(config, seven, 9) == (7, 9) and end_ids(config, nothing, 9) == (*config.eos_ids, 9)
     assert _generation(tmp_path, {"num_beams": 4, "top_k": None, "num_beam_groups": 1}).unserved == ("num_beams",)
 
 
@@ -484,6 +486,41 @@ def test_the_catalog_has_every_model_type() -> None:
     assert sorted(CATALOG) == sorted([*families(), *TEXT_PARTS])
     for name in (model_type for names in WHY.values() for model_type in names):
         assert name not in CATALOG, "what is served is not refused"
+
+
+@pytest.mark.parametrize("raw", [LLAMA_32_1B, QWEN3_CODER, GEMMA_3, GPT_OSS], ids=lambda raw: raw["model_type"])
+def test_a_folder_that_transformers_made_of_a_gguf_file(raw: dict[str, Any]) -> None:
+    assert _read(raw, _model_name_or_path="Smollm2 135M 8k", unk_token_id=0) == _read(raw)
+
+
+def test_all_unknown_keys_are_told_at_once() -> None:
+    def told(raw: dict[str, Any], **changes: Any) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            _read(raw, **changes)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    scaling = LLAMA_32_1B["rope_scaling"] | {"odd": 3}
+    assert told(LLAMA_32_1B, logit_scale=0.5, auto_map={"A": "b"}, rope_scaling=scaling) == (
+        "config.json: keys 'odd' of rope parameters (3), 'logit_scale' (0.5), 'auto_map' ({\"A\": \"b\"}) are not "
+        "supported for model_type 'llama': remove them only if they change nothing"
+    )
+    assert told(LLAMA_32_1B, logit_scale=0.5) == (
+        "config.json: key 'logit_scale' (0.5) is not supported for model_type 'llama': "
+        "remove it only if it changes nothing"
+    )
+    text = {key: value for key, value in GEMMA_3.items() if key != "architectures"} | {"inner": 1}
+    text["rope_parameters"] = {kind: {**rope, "odd": kind[:4]} for kind, rope in GEMMA_3["rope_parameters"].items()}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    said = told(whole, outer=2)
+    for key in (
+        "'outer' (2)", "'inner' of text_config (1)",
+        "'odd' of rope parameters of full_attention of text_config (\"full\")",
+        "'odd' of rope parameters of sliding_attention of text_config (\"slid\")",
+    ):  # fmt: skip
+        assert key in said
+    many = told(LLAMA_32_1B, **{f"key{number}": "x" * 500 for number in range(500)})
+    assert "'key0'" in many and " and 476 more are not supported" in many and len(many) < 3000
 
 
 def test_gemma_3_4b_as_it_is_published() -> None:

@@ -24,6 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 HERE = Path(__file__).parent
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 COMPLETIONS = "/v1/completions"
+HANG = 600.0  # seconds
 SERVE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -210,6 +211,11 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> float | None:
             return time.monotonic() - began
         time.sleep(0.01)
     return None
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until it holds. The limit ends a test that would never end; no sound run comes near it."""
+    assert wait_until(condition, HANG) is not None, f"not so after {HANG:.0f} s"
 
 
 def descriptors(pid: int) -> int:

@@ -271,7 +271,7 @@ def _message(param: Any, *more: dict[str, Any], **fields: Any) -> Case:
 
 def _chats() -> list[Case]:
     image = {"type": "image_url", "image_url": {"url": f"http://169.254.169.254/{CANARY}"}}
-    part, whole = "messages[0].content[0]", [{"role": "assistant"}, {"role": "user"}, {"content": "x"}]
+    part, whole = "messages[0].content[0]", [{"role": "system"}, {"role": "user"}, {"content": "x"}]
     audio, file = (
         {"type": "input_audio", "input_audio": {"data": CANARY}},
         {"type": "file", "file": {"file_id": "../x"}},
@@ -294,14 +294,13 @@ def _chats() -> list[Case]:
         _message("messages[0].name", name=7),
         _message("messages[0].tool_calls", tool_calls=[{"id": CANARY}]),
         _message("messages[0].tool_calls[0]", role="assistant", content="", tool_calls=[{}]),
-        _message("messages", role="assistant", tool_calls=[{"function": {"name": "f", "arguments": "{" + CANARY}}]),
         _message(
             "messages[0].tool_calls[0].function.arguments",
             role="assistant",
             tool_calls=[{"function": {"name": "f", "arguments": {}}}],
         ),
         *(_chat(400, param, **fields) for param, fields in TOOLS),
-        _message("messages[0].content", role="assistant", content=None),
+        _message("messages[0].content", role="developer", content=None),
         _message("messages[0].tool_call_id", tool_call_id=CANARY),
         _message("messages[0].unheard_of", unheard_of=CANARY),
         _message("messages[0].refusal", refusal=CANARY),
@@ -335,7 +334,6 @@ RESPONSES: list[tuple[Any, dict[str, Any]]] = [
     ("input[0].content[0]", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": CANARY}]}]}),
     ("input[0].content[0]", {"input": [{"role": "user", "content": [7]}]}),
     ("input[0]", {"input": [{"type": "function_call", "call_id": CANARY}]}),
-    ("input", {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{" + CANARY}]}),
     ("input[0].output[0]", {"input": [{"type": "function_call_output", "call_id": "a", "output": [{}]}]}),
     ("instructions", {"instructions": 7}), ("max_output_tokens", {"max_output_tokens": -NUMBER}),
     ("max_output_tokens", {"max_output_tokens": CANARY}), ("temperature", {"temperature": NUMBER}),
@@ -586,6 +584,10 @@ def _served() -> list[Case]:
         _chat(200, ..., messages=[{"role": "user", "content": "{{ messages }}{% raw %}</s>"}]),
         _chat(200, ..., messages=[{"role": "user", "content": ""}]),
         _chat(200, ..., messages=[{"role": "user", "content": []}]),
+        *(_chat(200, ..., messages=[{"role": role, "content": None}]) for role in ("assistant", "tool")),
+        _chat(
+            200, ..., messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]
+        ),
         _chat(200, ..., messages=[{"role": "user", "content": ""}] * 30),
         _chat(200, ..., messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 200}]),
         _chat(200, ..., chat_template_kwargs={}),

@@ -79,6 +79,7 @@ class FakeStream:
         self.asked = self  # what is known of its request, as PendingRequest has it
         self.cancelled = self.background = False
         self.tenant = self.salt = 0
+        self.answers = False
         self.prompt_logprobs: list[Any] | None = None
         self.num_cached_tokens = 0
         self.waited, self.begun = 0.0, None
@@ -206,6 +207,7 @@ class FakeEngine:
         background: bool = False,
         tenant: int = 0,
         salt: int = 0,
+        answers: bool = False,
     ) -> FakeStream:
         assert all(type(token) is int and 0 <= token < self.facts.vocab_size for token in prompt_ids) and prompt_ids
         if not self.alive:
@@ -213,7 +215,7 @@ class FakeEngine:
         if len(prompt_ids) >= self.facts.max_model_len:
             raise ContextLengthError("too long", param="prompt")
         made = FakeStream(self, prompt_ids, sampling, stream)
-        made.tenant, made.salt = tenant, salt
+        made.tenant, made.salt, made.answers = tenant, salt, answers
         made.background = background
         self.submitted.append(made)
         self.open.add(made)
@@ -357,11 +359,11 @@ def running_server(
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(120)
     try:
         yield made[0]
     finally:
         made[0].loop.call_soon_threadsafe(made[0].service.close)
         made[1].should_exit = True
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()

@@ -496,7 +496,7 @@ def check_adjust(
     there.end_ids = torch.nonzero(there.is_end)[:, 0]
     for rank in range(ranks):
         first, length = stretch(vocabulary, TILE, ranks, rank)
-        mine, part = slice(first, first + length), VocabularyPart(first, vocabulary, rank, lambda x: x[None])
+        mine, part = slice(first, first + length), VocabularyPart(first, vocabulary, rank, ranks, lambda x: x[None])
         scratch = SimpleNamespace(adjusted=torch.full((rows + 2, length), 5.0, device=device))
         adjust(
             logits[:, mine].to(device).contiguous(), ids.int().to(device), there.length[ids.to(device)], there,

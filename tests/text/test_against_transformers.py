@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import chat_kinds as kinds
 import pytest
 import text_samples as samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer
 
 from penstock.text.chat_template import render
@@ -86,6 +89,19 @@ def test_named_ids_are_those_of_autotokenizer(pair: tuple[Tokenizer, Any]) -> No
     assert ours.special_ids == {index for index, token in theirs.added_tokens_decoder.items() if token.special}
 
 
+def test_a_llama_tokenizers_ids_are_its_files(tmp_path: Path) -> None:
+    """AutoTokenizer takes this class for a reason to make a pre-tokenizer of its own, which drops spaces."""
+    folder = samples.llama2(tmp_path)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "LlamaTokenizer"}))
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    file = FastTokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in (*SAMPLES, " Hello", "  Hello", "a</s> b", "<s> a"):
+        assert ours.encode(text) == file.encode(text).ids
+        if not text.startswith((" ", "▁")) and "> " not in text:
+            assert ours.encode(text) == theirs.encode(text), text
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_text_encodes_alike(pair: tuple[Tokenizer, Any], data: st.DataObject) -> None:
@@ -130,3 +146,42 @@ def test_a_final_message_goes_on_where_transformers_lets_it(
     for render_both in (partial(theirs.apply_chat_template, tokenize=False), partial(render, ours)):
         with pytest.raises(ValueError, match="add_generation_prompt"):
             render_both(messages, add_generation_prompt=True, continue_final_message=True)
+
+
+def _both(tmp_path: Path, template: str) -> tuple[Any, Any]:
+    """What renders a conversation, and what of transformers' does."""
+    folder = samples.llama3(tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    return partial(render, Tokenizer.load(folder)), partial(
+        theirs.apply_chat_template, tokenize=False, add_generation_prompt=True
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(kinds.KINDS))
+def test_what_a_template_takes_is_handed_to_it_as_transformers_hands_it(tmp_path: Path, kind: str) -> None:
+    ours, theirs = _both(tmp_path, kinds.KINDS[kind])
+    ask = {"role": "user", "content": " Weather? "}
+    parts = [{"type": "text", "text": text} for text in ("Is it ", "warm?")]
+    texts = kinds.KINDS[kind] not in (kinds.PARTS, kinds.FIRST_PART)
+    if texts:
+        said = [ask, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "{{ x }} é"}]
+        assert ours(said) == theirs(said)
+    if kinds.KINDS[kind] in (kinds.ALTERNATING, kinds.PARTS, kinds.SHORT_IDS, kinds.THINKING_PARTS):
+        said = [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}, {**ask, "content": parts}]
+        assert ours(said) == theirs(said)
+
+
+@pytest.mark.parametrize("template", [kinds.HYBRID, kinds.ONE_CALL, kinds.CHANNELS, kinds.ITEMS, kinds.THINKING_PARTS])
+def test_a_call_as_openai_says_it_is_the_call_as_transformers_says_it(tmp_path: Path, template: str) -> None:
+    ours, theirs = _both(tmp_path, template)
+
+    def called(arguments: Any, content: str | None) -> list[dict[str, Any]]:
+        call = {"type": "function", "id": "a", "function": {"name": "f", "arguments": arguments}}
+        return [
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": "sun"},
+        ]
+
+    assert ours(called('{"city":"Genoa","days":[1,2]}', None)) == theirs(called({"city": "Genoa", "days": [1, 2]}, ""))

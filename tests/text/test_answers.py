@@ -400,8 +400,8 @@ def test_a_call_or_a_form(compiler: Any, name: str) -> None:
 @pytest.mark.parametrize(
     "name, start",
     [
-        ("hermes", 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city"'),
-        ("llama3_json", '{"name": "get_weather", "parameters": {"city"'),
+        ("hermes", 'Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city":'),
+        ("llama3_json", '{"name": "get_weather", "parameters": {"city":'),
         ("qwen3_coder", "Well.\n<tool_call>\n<function=get_weather>\n<parameter=city>\n"),
     ],
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from text_samples import MAKERS, TEXTS, llama2, llama3, metaspace
 
@@ -76,3 +77,36 @@ def test_only_the_first_token_loses_its_space(tmp_path: Path) -> None:
         tokenizer = Tokenizer.load(maker(tmp_path / maker.__name__))
         ids = tokenizer.encode("Mia has 12", add_special_tokens=False)
         assert "".join(stream(tokenizer, [[index] for index in [1, 2, *ids, *ids]])) == "Mia has 12 Mia has 12"
+
+
+@given(data=st.data())
+def test_text_behind_a_prompt_is_the_whole_text_less_the_prompts(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """Sentencepiece's decoders take a space from the beginning of a text: an answer's first token keeps its own."""
+    ids = st.lists(st.sampled_from(tokenizer.encode(" ".join(TEXTS), add_special_tokens=False)), max_size=8)
+    prompt, answer = data.draw(ids), data.draw(ids)
+    begins = tokenizer.begins_behind(prompt)
+    before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + answer)
+    assume(whole.startswith(before) and "\ufffd" not in whole)  # no character is torn between the two
+    if not begins or not prompt:
+        assert tokenizer.decode(answer, begins=begins) == whole[len(before) :]
+    pushed = Detokenizer(tokenizer, begins=begins)
+    assert "".join([*(pushed.push([each]) for each in answer), pushed.flush()]) == tokenizer.decode(
+        answer, begins=begins
+    )
+
+
+@pytest.mark.parametrize("make", [llama2, metaspace])
+def test_special_tokens_before_a_text_leave_its_beginning(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    tokenizer = Tokenizer.load(make(tmp_path))
+    assert tokenizer.bos_token_id is not None and tokenizer.begins_behind([tokenizer.bos_token_id])
+    assert not tokenizer.begins_behind([tokenizer.bos_token_id], skip_special_tokens=False)
+    ids = tokenizer.encode("the river", add_special_tokens=False)
+    assert tokenizer.decode(ids) == "the river" and tokenizer.decode(ids, begins=False) == " the river"
+
+
+@given(text=st.one_of(st.text(st.characters(codec="utf-8"), max_size=20), st.sampled_from(TEXTS)))
+def test_text_inside_another_is_spelt_as_it_is(tokenizer: Tokenizer, text: str) -> None:
+    (ids,) = tokenizer.encode_inside([text])
+    spelt = b"".join(map(tokenizer.token_bytes.__getitem__, ids))
+    assert spelt == text.encode() or not ids  # no token spells it
+    assert tokenizer.encode_inside(["a" + " b"]) == tokenizer.encode_inside(["a b"])

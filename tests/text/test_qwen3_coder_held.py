@@ -158,7 +158,7 @@ CASES: dict[str, tuple[Json, list[tuple[Texts, Json]], list[Texts]]] = {  # sche
     ),
     "the whole schema again": (
         obj({"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "v", "next"),
-        [((("v", "1"), ("next", '{"v": 2, "next": null}')), {"v": 1, "next": {"v": 2, "next": None}})],
+        [((("v", "1"), ("next", '{"v":2,"next":null}')), {"v": 1, "next": {"v": 2, "next": None}})],
         [(("v", "1"), ("next", '{"v": 2}'))],
     ),
     "a property again": (
@@ -171,7 +171,7 @@ CASES: dict[str, tuple[Json, list[tuple[Texts, Json]], list[Texts]]] = {  # sche
     ),
     "a definition that holds itself": (
         NODE,
-        [((("v", "1"), ("kids", '[{"v": 2, "kids": []}]')), {"v": 1, "kids": [{"v": 2, "kids": []}]})],
+        [((("v", "1"), ("kids", '[{"v":2,"kids":[]}]')), {"v": 1, "kids": [{"v": 2, "kids": []}]})],
         [(("v", "1"), ("kids", '[{"v": "x"}]'))],
     ),
     "null where OpenAPI says so": (

@@ -16,6 +16,7 @@ from tokenizers import models
 
 from penstock.errors import TokenizerError, UsageError
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer_files import read_end_of_text
 from penstock.text.vocabulary import DecoderStyle
 
 
@@ -197,5 +198,36 @@ def test_a_torn_run_of_bytes_that_begins_with_a_space_has_none_to_strip(tmp_path
     space, torn, line, unknown = 0x20 + 3, 0x80 + 3, 259, 0
     ids = [space, torn, line, unknown]
     assert [tokenizer.decode(ids[:n]) for n in range(5)] == ["", "", "\ufffd\ufffd", "\ufffd\ufffd\n", "\ufffd\ufffd\n"]
-    assert [tokenizer.tokens_until(ids, end) for end in range(4)] == [0, 2, 2, 3]  # a run is torn as a whole
+    # A run is torn as a whole, and may be whole until its end is known, as a stream waits for it.
+    assert [tokenizer.settled(ids[:n]) for n in range(5)] == ["", "", "", "\ufffd\ufffd\n", "\ufffd\ufffd\n"]
+    assert [tokenizer.tokens_until(ids, end) for end in range(4)] == [0, 3, 3, 3]
     assert [tokenizer.tokens_until([space, line, torn], end) for end in range(3)] == [0, 2, 3]  # "\n\ufffd"
+
+
+@pytest.mark.parametrize("maker", sorted(MAKERS))
+@pytest.mark.parametrize("where", ["config", "map", "added tokens", "vocabulary"])
+def test_the_end_of_text_is_found_without_a_tokenizer(tmp_path: Path, maker: str, where: str) -> None:
+    """In whichever file says its id: an older config, what transformers 5 writes, a vocabulary it is no special of."""
+    folder = MAKERS[maker](tmp_path)
+    path, spec = folder / "tokenizer_config.json", json.loads((folder / "tokenizer.json").read_text())
+    config = json.loads(path.read_text())
+    word = config.pop("eos_token")
+    word = word["content"] if isinstance(word, dict) else word
+    entry = {"content": word, "special": True, "normalized": False}
+    at = next((token["id"] for token in spec["added_tokens"] if token["content"] == word), None)
+    if where == "config" and at is not None:
+        config |= {"eos_token": entry, "added_tokens_decoder": {str(at): entry}}
+    elif where == "map":
+        config.pop("added_tokens_decoder", None)
+        (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": word}))
+    elif where == "vocabulary":
+        config.pop("added_tokens_decoder", None)
+        vocab = spec["model"]["vocab"]
+        config["eos_token"] = next(iter(vocab)) if isinstance(vocab, dict) else vocab[-1][0]
+    else:
+        config.pop("added_tokens_decoder", None)
+        config["eos_token"] = word
+    path.write_text(json.dumps(config))
+    assert read_end_of_text(folder) == Tokenizer.load(folder).eos_token_id is not None
+    (folder / "tokenizer.json").unlink()
+    assert read_end_of_text(folder) is None

@@ -86,7 +86,10 @@ def test_what_is_neither(offline: Path, model: str, said: str) -> None:
             "is an adapter .*: give its base model",
         ),
         (["adapter_config.json", "adapter_model.bin", "config.json"], "is an adapter .*: give its base model"),
-        (["README.md", "model-q4.gguf", "model-q8.gguf"], "holds GGUF files, and GGUF is not read: give the folder"),
+        (
+            ["README.md", "model-q4.gguf", "model-q8.gguf"],
+            "holds GGUF files, and GGUF is not read: give the folder .* gguf_file=NAME",
+        ),
     ],
 )
 def test_adapters_and_gguf_are_named_for_what_they_are(

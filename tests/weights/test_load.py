@@ -305,7 +305,7 @@ BROKEN: dict[str, tuple[Break, list[str]]] = {
         _only("pytorch_model.bin", "training_args.bin"),
         ["pytorch_model.bin", "pickle", "save_pretrained"],
     ),
-    "GGUF alone": (_only("model-q4.gguf"), ["model-q4.gguf", "GGUF"]),
+    "GGUF alone": (_only("model-q4.gguf"), ["model-q4.gguf", "GGUF is not read", "gguf_file=NAME"]),
     "no weights at all": (_only(), ["holds no weights", "load_format='dummy'"]),
 }
 

@@ -207,7 +207,8 @@ def judge(answer: StreamReader, asked_prompt: int, asked_output: int, most_outpu
     prompt, output = usage.prompt_tokens, usage.completion_tokens
     if len(answer.times) > output:
         return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
-    if output and not answer.times:
+    ended_itself = answer.reason == "stop" and asked_output == -1  # at once, say: its end token is all that it has
+    if output and not answer.times and not ended_itself:
         return "usage", f"no event with output, but a usage of {output} tokens"
     if usage.total_tokens is not None and usage.total_tokens != prompt + output:
         return "usage", f"a usage of {prompt} + {output} tokens in and out, {usage.total_tokens} in all"

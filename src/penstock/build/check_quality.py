@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,10 +32,13 @@ from penstock.disk import why_not_written
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_fit import told_scales, whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
+from penstock.kernels.inputs import StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import HEAD, Decoder
 from penstock.models.read_config import read_model_config
 from penstock.quant.scheme import PLAIN
+from penstock.status_line import Bar
 
 KEPT = 256  # likeliest tokens of a position
 TEXTS, ANSWER, LONGEST = 32, 128, 1024  # of the sample: texts, tokens of an answer and of a text at most
@@ -50,11 +53,12 @@ def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any
     """Draws the sample's answers and writes what the unbuilt model makes of each position: a stage's call."""
     asked = msgspec.convert(options, BuildOptions)
     config = asked.source_config(folder, **UNBUILT)
-    few = asked.source_config(folder, **UNBUILT, max_num_seqs=TEXTS)  # fewer graphs, a shorter start
-    texts = _texts(few, Path(folder), msgspec.convert(works, list[WorkSample]))
+    texts = draw_texts(asked, Path(folder), msgspec.convert(works, list[WorkSample]))
     with torch.inference_mode():
-        model, ops = _open(config, Path(folder), max(map(len, texts)))
-        found = [_kept(logits) for logits in _logits(model, ops, texts)]
+        model, ops = open_model(config, Path(folder), max(map(len, texts)))
+        bar = Bar(sum(map(len, texts)), "positions of the unbuilt model", everywhere=True)
+        found = [_kept(logits) for logits in _logits(model, ops, texts, bar)]
+        bar.close()
     columns = {name: torch.cat([getattr(each, name) for each in found]).cpu().numpy() for name in _Kept.__slots__}
     path = Path(asked.out) / STATE / REFERENCE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +80,10 @@ def score_built(options: dict[str, Any], engine: dict[str, Any], tunables: dict[
     with torch.inference_mode():
         config = asked.config(str(folder), **engine)
         config.tuned = tunables
-        model, ops = _open(config, folder, max(map(len, texts)), texts)
-        kl, same = _compare(model, ops, texts, reference)
+        model, ops = open_model(config, folder, max(map(len, texts)), texts)
+        bar = Bar(sum(map(len, texts)), "positions of the built model", everywhere=True)
+        kl, same = _compare(model, ops, texts, reference, bar)
+        bar.close()
         attentions = [block.attention for block in model.blocks]
     return {
         "kv_scales": {each.name: told_scales(each.kv_form) for each in attentions if each.kv_form.eight},
@@ -97,10 +103,11 @@ def find_costly(options: dict[str, Any], folder: str) -> Result:
     some = texts[: 1 + int(np.searchsorted(np.cumsum([len(text) for text in texts]), LOOKED_AT))]
     longest = max(map(len, some))
     with torch.inference_mode():
-        wide, ops = _open(asked.source_config(folder, **UNBUILT), Path(folder), longest)
-        built, _ = _open(asked.config(str(out)), out, longest)
+        wide, ops = open_model(asked.source_config(folder, **UNBUILT), Path(folder), longest)
+        built, _ = open_model(asked.config(str(out)), out, longest)
         costs: dict[str, float] = {}
         pairs = [*zip(linears(wide), linears(built), strict=True), *[(wide.head, built.head)] * asked.quantize_lm_head]
+        bar = Bar(len(pairs), "matrices looked at", everywhere=True)
         for ours, theirs in pairs:
             if theirs.scheme is not PLAIN:
                 usual, ours.product = ours.product, theirs.product
@@ -108,6 +115,8 @@ def find_costly(options: dict[str, Any], folder: str) -> Result:
                 name = ours.loaded["weight"].parts[0].name.removesuffix(".weight")
                 costs[HEAD if ours is wide.head else name] = _rounded(kl.mean())
                 ours.product = usual
+            bar.advance()
+        bar.close()
     return dict(sorted(costs.items(), key=lambda each: -each[1])[:COSTLY])
 
 
@@ -129,33 +138,47 @@ class _Kept:
     others: Tensor
 
 
-def _texts(config: Config, folder: Path, works: list[WorkSample]) -> list[list[int]]:
-    """Texts as the model will meet them: prompts with its greedy answers. A shape's ids are nobody's text: in their
-    place the model draws its own, from a token on."""
+def draw_texts(asked: BuildOptions, folder: Path, works: list[WorkSample], *, more: int = 0) -> list[list[int]]:
+    """Returns texts as the model will meet them: prompts with its greedy answers. A shape's ids are nobody's text: in
+    their place the model draws its own, from a token on.
+
+    more: so many other texts than these: of prompts that are not among them, where there are any, and drawn."""
+    config = asked.source_config(str(folder), **UNBUILT, max_num_seqs=more or TEXTS)  # fewer graphs, a shorter start
     first = read_model_config(folder).bos_id
     texts: list[list[int]] = []
     with OpenModel(config, folder) as model:
         longest = min(LONGEST, model.runner.max_model_len - 1)
-        each, answer = -(-TEXTS // len(works)), min(ANSWER, longest // 2)
+        answer = min(ANSWER, longest // 2)
         for work in works:
             if work.drawn:
-                starts = [prompt[-1] for prompt in work.prompts] * each
-                prompts = [[start if first is None else first] for start in starts[:each]]
+                starts = [prompt[-1] for prompt in work.prompts] * max(more, TEXTS)
+                prompts = [[start if first is None else first] for start in starts[: -(-(more or TEXTS) // len(works))]]
                 sampling, out = {"temperature": 1.0}, min(OWN_WORDS, longest - 1)
             else:
-                prompts = [prompt[: longest - answer] for prompt in work.prompts[:: -(-len(work.prompts) // each)]]
-                sampling, out = {"temperature": 0.0}, min(answer, max(work.outputs))
+                prompts = [prompt[: longest - answer] for prompt in _some(work.prompts, len(works), more)]
+                sampling, out = {"temperature": 1.0 if more else 0.0}, min(answer, max(work.outputs))
             outputs = [out] * len(prompts)
-            asked = WorkSample(
+            drawn = WorkSample(
                 told=work.told, prompts=prompts, outputs=outputs, concurrency=len(prompts), ends=True,
-                sampling=[{**sampling, "seed": number} for number in range(len(prompts))],
+                sampling=[{**sampling, "seed": more + number} for number in range(len(prompts))],
             )  # fmt: skip
-            texts += [prompt + answer for prompt, answer in zip(prompts, model.answers(asked), strict=True)]
+            bar = Bar(sum(outputs), "tokens of texts", everywhere=True)
+            texts += [prompt + said for prompt, said in zip(prompts, model.answers(drawn, bar.advance), strict=True)]
+            bar.close()
     return texts
 
 
-def _open(config: Config, folder: Path, longest: int, texts: list[list[int]] | None = None) -> tuple[Decoder, Ops]:
-    """texts: what scales of K and V are measured on."""
+def _some(prompts: list[list[int]], works: int, more: int) -> list[list[int]]:
+    """A work's share of the texts' prompts, spread evenly; more: of the others."""
+    step = -(-len(prompts) // -(-TEXTS // works))
+    if not more:
+        return prompts[::step]
+    others, each = [prompt for at, prompt in enumerate(prompts) if at % step] or prompts, -(-more // works)
+    return (others[:: max(1, len(others) // each)] * each)[:each]
+
+
+def open_model(config: Config, folder: Path, longest: int, texts: list[list[int]] | None = None) -> tuple[Decoder, Ops]:
+    """Returns the model of a folder for texts of so many tokens. texts: what scales of K and V are measured on."""
     device = find_device(config.model.device)
     model, ops = load_for(config, folder, read_model_config(folder), device, longest)
     sample = None if texts is None else torch.tensor([text[: min(map(len, texts))] for text in texts])
@@ -163,9 +186,27 @@ def _open(config: Config, folder: Path, longest: int, texts: list[list[int]] | N
     return model, ops
 
 
-def _logits(model: Decoder, ops: Ops, texts: list[list[int]]) -> Iterator[Tensor]:
-    """Raw logits [positions, vocabulary] float32 behind each token of each text, SLICE positions at once. Texts run
-    some together, padded at their ends, where nobody sees it."""
+def _logits(model: Decoder, ops: Ops, texts: list[list[int]], bar: Bar | None = None) -> Iterator[Tensor]:
+    """Raw logits [positions, vocabulary] float32 behind each token of each text, SLICE positions at once."""
+    for run in batches(model, texts):
+        hidden = model.forward(run.ids, run.step, run.kv, ops)
+        for part in run.places.split(SLICE):  # type: ignore[no-untyped-call]
+            yield model.logits(hidden.index_select(0, part)).float()
+            if bar is not None:
+                bar.advance(len(part))
+
+
+class Batch(NamedTuple):
+    """What `Decoder.forward` takes for some texts. places: of the texts' tokens among the rows, the others are none."""
+
+    ids: Tensor
+    step: StepInputs
+    kv: list[LayerKv]
+    places: Tensor
+
+
+def batches(model: Decoder, texts: list[list[int]]) -> Iterator[Batch]:
+    """Yields some texts together, in their order, padded at their ends, where nobody sees it."""
     at_once = max(1, 4096 // max(map(len, texts)))
     for first in range(0, len(texts), at_once):
         some = texts[first : first + at_once]
@@ -174,10 +215,9 @@ def _logits(model: Decoder, ops: Ops, texts: list[list[int]]) -> Iterator[Tensor
         cache = KvCache(model.kv_forms, len(some) * blocks + 2, model.device)
         tables = torch.arange(1, len(some) * blocks + 1, device=model.device).view(len(some), blocks)
         ids = torch.tensor([text + [0] * (tokens - len(text)) for text in some], device=model.device)
-        hidden = model.forward(ids.flatten(), whole_prompts(len(some), tokens, tables), cache.layers, ops)
         places = [row * tokens + at for row, text in enumerate(some) for at in range(len(text))]
-        for part in torch.tensor(places, device=model.device).split(SLICE):  # type: ignore[no-untyped-call]
-            yield model.logits(hidden.index_select(0, part)).float()
+        step = whole_prompts(len(some), tokens, tables)
+        yield Batch(ids.flatten(), step, cache.layers, torch.tensor(places, device=model.device))
 
 
 def _kept(logits: Tensor) -> _Kept:
@@ -191,10 +231,12 @@ def _others(logprobs: Tensor, ids: Tensor) -> Tensor:
     return logprobs.scatter(1, ids.long(), -torch.inf).logsumexp(-1)
 
 
-def _compare(model: Decoder, ops: Ops, texts: list[list[int]], reference: _Kept) -> tuple[Tensor, Tensor]:
+def _compare(
+    model: Decoder, ops: Ops, texts: list[list[int]], reference: _Kept, bar: Bar | None = None
+) -> tuple[Tensor, Tensor]:
     """-> KL [n] in nats, and whether both would pick the same token [n]."""
     kls, sames, first = [], [], 0
-    for logits in _logits(model, ops, texts):
+    for logits in _logits(model, ops, texts, bar):
         part = slice(first, first + logits.shape[0])
         first = part.stop
         ids, theirs, others = (

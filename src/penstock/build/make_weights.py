@@ -28,12 +28,18 @@ from penstock.weights.write_quantized import write_merged, write_quantized
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)  # another disk, or one without links
 
 
-def make_weights(options: BuildOptions, source: SourceModel, kind: str, tell: Callable[[str], None]) -> None:
-    """Writes the model folder. What is there whole is kept, so a killed build goes on at its shard."""
+def make_weights(
+    options: BuildOptions, source: SourceModel, kind: str, tell: Callable[[str], None], rounded: Path | None = None
+) -> None:
+    """Writes the model folder. What is there whole is kept, so a killed build goes on at its shard. rounded: a folder
+    with matrices that are made already, which goes when they are written."""
     folder, out = Path(source.folder), Path(options.out)
-    adapter = None if options.lora is None else _adapter(options.lora, folder)
+    adapter = find_merged(options, folder)
     if kind != "none":
-        write_quantized(folder, out, cast(MadeKind, kind), tell, options.keep_wide, adapter, options.quantize_lm_head)
+        made, head = cast(MadeKind, kind), options.quantize_lm_head
+        write_quantized(folder, out, made, tell, options.keep_wide, adapter, head, rounded)
+        if rounded is not None:
+            shutil.rmtree(rounded, ignore_errors=True)
         return
     if adapter is not None:
         write_merged(folder, out, adapter, tell)
@@ -49,10 +55,13 @@ def make_weights(options: BuildOptions, source: SourceModel, kind: str, tell: Ca
     tell(f"{len(source.files)} files as they are{shared}")
 
 
-def _adapter(lora: str, folder: Path) -> Adapter:
-    """Raises CheckpointError, UsageError where it doesn't fit the model."""
+def find_merged(options: BuildOptions, folder: Path) -> Adapter | None:
+    """Returns the adapter that is merged in, if one is. Raises CheckpointError, UsageError where it doesn't fit the
+    model."""
+    if options.lora is None:
+        return None
     shape = build_model(read_model_config(folder), torch.bfloat16, torch.device("meta"))
-    return find_adapter(lora, shape, read_entries(folder), "auto", told=True)
+    return find_adapter(options.lora, shape, read_entries(folder), "auto", told=True)
 
 
 def _bring(file: Path, to: Path) -> None:

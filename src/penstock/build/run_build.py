@@ -38,6 +38,7 @@ from penstock.build.decide import NOT_REACHED
 from penstock.build.make_weights import make_weights
 from penstock.build.options import BuildOptions, WorkShape
 from penstock.build.pack import sum_folder
+from penstock.build.round_weights import ROUNDED
 from penstock.build.source import SourceModel, check_room, check_unchanged, fetch
 from penstock.build.stage_process import run_apart
 from penstock.build.tune import Tuned
@@ -253,9 +254,15 @@ class _Build:
         if self._options.quantize_lm_head:
             decision = replace(decision, note=f"{decision.note}; the head too")
         self._say("weights", describe_decision(decision))
-        make_weights(self._options, source, str(decision.chosen), lambda line: self._say("weights", line))
-        found: Result = msgspec.to_builtins(decision)
-        return found
+        rounded = None
+        if decision.chosen == "int4":
+            job = {"options": self._told, "folder": source.folder, "works": works}
+            found = self._state.stage("round", lambda: run_apart("round_weights", job))
+            self._say("weights", f"{found['matrices']} matrices rounded by {found['tokens']:,} tokens of such texts")
+            rounded = self._state.folder / ROUNDED
+        make_weights(self._options, source, str(decision.chosen), lambda line: self._say("weights", line), rounded)
+        told: Result = msgspec.to_builtins(decision)
+        return told
 
     def _tune(self, works: list[Result], coarse_kv: str | None) -> Result:
         minutes = self._options.tune_minutes

@@ -23,6 +23,7 @@ STAGE = (sys.executable, "-m", "penstock.build.stage_process")
 # What may be called: a name -> its module in this room. Each takes its own job, as keywords that JSON can say.
 CALLS = {
     "try_weights": "choose_weights",
+    "round_weights": "round_weights",
     "tune": "tune",
     "compile_kernels": "compile_kernels",
     "score_source": "check_quality",

@@ -21,11 +21,10 @@ from msgspec.structs import replace
 from penstock.artifact.manifest import Value
 from penstock.build.work_sample import WorkSample
 from penstock.config import BLOCK_SIZE, Config
-from penstock.engine.build_engine import engine_over
+from penstock.engine.build_engine import engine_over, open_model
 from penstock.engine.engine import Engine
 from penstock.engine.roofline import RooflineGauge, limit_seconds
 from penstock.errors import EngineError, UsageError
-from penstock.execute.rank_runner import open_parallel
 from penstock.execute.runner import TorchRunner
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import GOES_ON
@@ -47,7 +46,7 @@ class OpenModel:
     """A model and its runner; `with OpenModel(config, folder) as model`, then `model.run(works, knob=value ...)`."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.config, self.runner = config, open_parallel(config, folder)
+        self.config, self.runner = config, open_model(config, folder)
 
     def __enter__(self) -> OpenModel:
         return self
@@ -72,13 +71,16 @@ class OpenModel:
         ]
         return replace(work, outputs=outputs, ends=False)
 
-    def answers(self, work: WorkSample) -> list[list[int]]:
-        """Returns the tokens of every sample, a prompt's one after the other."""
+    def answers(self, work: WorkSample, tell: Callable[[int], None] = lambda tokens: None) -> list[list[int]]:
+        """Returns the tokens of every sample, a prompt's one after the other. tell: hears of how many more, as they are
+        drawn; of an answer that ends early, of its whole length at its end."""
         counts = [params.get("n", 1) for params in work.sampling]
         firsts = np.cumsum([0, *counts])
         found: list[list[int]] = [[] for _ in range(work.samples)]
-        for request, sample, tokens, _ in _turn(engine_over(self.runner, self.config), work):
-            found[int(firsts[request]) + sample] += tokens
+        for request, sample, tokens, ended in _turn(engine_over(self.runner, self.config), work):
+            answer = found[int(firsts[request]) + sample]
+            answer += tokens
+            tell(len(tokens) + (work.outputs[request] - len(answer) if ended else 0))
         return found
 
 

@@ -87,7 +87,7 @@ class EngineCommand(OneLineCommand):
     serves = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from penstock.vllm_arguments import ENGINE, SERVE, sift
+        from penstock.vllm_arguments import ENGINE, SERVE, meant, sift
 
         table = ENGINE | SERVE if self.serves else ENGINE
         words, given = list[str](), dict[str, Any]()
@@ -100,6 +100,7 @@ class EngineCommand(OneLineCommand):
         for name in self.callback.knobs:  # type: ignore[union-attr]  # engine_options left them there
             if ctx.get_parameter_source(name).name == "DEFAULT":
                 ctx.params[name] = None
+        ctx.params.update(with_one_line(lambda: meant(given), names))
         return left
 
 

@@ -163,16 +163,17 @@ class AsyncClient:
         tenant: int = 0,
         salt: int = 0,
         group_stop: GroupStop | None = None,
+        answers: bool = False,
         make: Callable[[PendingRequest, Callable[[PendingRequest], None]], Stream] = Stream,
     ) -> Stream:
         """Sends a request; request.Request says what samples, background, tenant and salt are, Client.submit what
-        group_stop is. make: its stream. Raises UsageError where it can never be served, EngineError where the engine is
-        gone."""
+        group_stop and answers are. make: its stream. Raises UsageError where it can never be served, EngineError where
+        the engine is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         asked = self._client.submit(
             prompt_ids, sampling, stream=stream, samples=samples, background=background, tenant=tenant, salt=salt,
-            group_stop=group_stop,
+            group_stop=group_stop, answers=answers,
         )  # fmt: skip
         if not self._streams:
             self._progress = time.monotonic()

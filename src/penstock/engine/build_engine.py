@@ -1,13 +1,13 @@
 """build_engine: a Config -> an engine that is ready, and the facts that its users need.
 
-It joins demo, weights, execute and schedule; it knows no channel and no text.
+It joins demo, weights, execute, schedule and the id that text ends at; it knows no channel.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from penstock.execute.wake_gpu import wake_gpu
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.text.tokenizer_files import read_end_of_text
 
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
@@ -61,23 +62,24 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
     config.check()
     wake_gpu(config.model.device)
     with nullcontext() if "torch" in sys.modules else unswept():
-        from penstock.execute.rank_runner import open_parallel
+        import penstock.execute.rank_runner  # noqa: F401 - torch, and what is made of it
 
     folder = folder or model_folder(config)
     if (fitted := fit(config, folder)) is None:
-        runner = open_parallel(config, folder)
+        runner = open_model(config, folder)
     else:
         config = fitted.config
         for note in fitted.notes:
             print(f"penstock: artifact {folder}: {note}", file=sys.stderr)
-        runner = open_fitted(fitted, open_parallel)
+        runner = open_fitted(fitted, open_model)
     if slow := runner.describe().get("slow"):
         print(f"penstock: {slow}", file=sys.stderr)
     try:
         ends = tuple(runner.eos_token_ids)
         masks = None
         if not config.model.skip_tokenizer_init:
-            masks = MaskPool(folder, runner.vocab_size, ends, opened=runner.map_masks)
+            compact = config.model.disable_any_whitespace
+            masks = MaskPool(folder, runner.vocab_size, ends, opened=runner.map_masks, compact=compact)
         engine = engine_over(runner, config, masks)
     except BaseException:
         runner.close()
@@ -94,6 +96,15 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
         about=runner.describe() | ({"artifact": fitted.taken} if fitted is not None else {}),
     )
     return engine, facts
+
+
+def open_model(config: Config, folder: Path) -> TorchRunner:
+    """Opens the model of `folder` over its ranks. A sample ends at the tokenizer's eos_token too, where there is one.
+    Raises as open_runner, and TokenizerError."""
+    from penstock.execute.rank_runner import open_parallel
+
+    known = None if config.model.skip_tokenizer_init else read_end_of_text(folder)
+    return open_parallel(replace(config, end_of_text=known), folder)
 
 
 def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = None) -> Engine:

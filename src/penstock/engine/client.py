@@ -36,6 +36,10 @@ _UNFIT = (
     "no token could follow: the grammar passed its limits, another parameter barred what it left, or the model's "
     "logits were not finite"
 )
+NONE_LEFT = (
+    "allowed_token_ids left no token to draw beside what bad_words and min_tokens bar, or the model's logits were not "
+    "finite: allow others, or bar fewer"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +55,7 @@ class PendingRequest:
     samples: dict[int, SampleDecoder] = field(default_factory=dict)  # those that have had news before their end
     over: set[int] = field(default_factory=set)  # samples that have ended
     group_stop: GroupStop | None = None
+    begins: bool = True  # whether the samples' text does, or goes on behind the prompt's
     num_cached_tokens: int = 0
     waited: float = 0.0  # seconds in the engine's line
     begun: float | None = None  # of time.perf_counter(): when it was heard that its first token is drawn
@@ -87,8 +92,12 @@ class Client:
         tenant: int = 0,
         salt: int = 0,
         group_stop: GroupStop | None = None,
+        answers: bool = False,
     ) -> PendingRequest:
         """Sends a request down. Raises UsageError or ContextLengthError at once where it can never be served.
+
+        answers: the text is a message's, and so begins without a space, as a form's does not: that is kept whole. Else
+        it goes on behind the prompt's text.
 
         group_stop: in place of its own stop_when's: of a request whose other samples are drawn elsewhere, or that has
         another rule."""
@@ -100,6 +109,7 @@ class Client:
                 raise UsageError("stop strings need a tokenizer: leave skip_tokenizer_init off", param="stop")
             stops = self.tokenizer.stop_strings(params.stop_strings, skip_special_tokens=params.skip_special_tokens)
         words = self._word_ids(params.bad_words) if params.bad_words else []
+        check_choice(params, words, self.facts.eos_token_ids)
         if group_stop is None and params.stop_when is not None:
             group_stop = GroupStop.of(params.stop_when)
         if group_stop is not None and self.tokenizer is None:
@@ -107,6 +117,7 @@ class Client:
         request_id = next(self._ids)
         count = params.n if samples is None else len(samples)
         asked = PendingRequest(request_id, list(prompt_ids), params, stream, stops, count, group_stop=group_stop)
+        asked.begins = self._begins(prompt_ids, params, answers)
         self._send(
             Request(
                 request_id=request_id,
@@ -126,6 +137,14 @@ class Client:
             self._grouped[request_id] = group_stop
             group_stop.on_over(lambda: self._end_rest(request_id))
         return asked
+
+    def _begins(self, prompt_ids: Sequence[int], params: SamplingParams, answers: bool) -> bool:
+        if self.tokenizer is None:
+            return True
+        form = params.structured_outputs
+        if answers and (form is None or not form.kinds):
+            return True
+        return self.tokenizer.begins_behind(prompt_ids, skip_special_tokens=params.skip_special_tokens)
 
     def _end_rest(self, request_id: int) -> None:
         """Has the samples that have not ended end, and told with what they made."""
@@ -219,7 +238,9 @@ class Client:
         """News of a sample that keeps a state: streamed, or with stop strings."""
         text = asked.samples.get(index)
         if text is None:
-            text = asked.samples[index] = SampleDecoder(asked.params, asked.stops, self.tokenizer, asked.stream)
+            text = asked.samples[index] = SampleDecoder(
+                asked.params, asked.stops, self.tokenizer, asked.stream, asked.begins
+            )
         delta = text.take(asked.request_id, index, tokens, finish, scores)
         if asked.stream or finish != GOES_ON or delta.stop_reason is not None:
             out.append(delta)
@@ -238,7 +259,7 @@ class Client:
             if finish == ABORT and asked.group_stop is not None and asked.group_stop.over:
                 delta.stop_reason = STOP_WHEN
             if finish == ERROR:
-                delta.error = _UNFIT if asked.params.structured_outputs else _NOT_FINITE
+                delta.error = _no_token(asked.params)
         if delta.finish_reason is None:
             return
         asked.over.add(delta.index)
@@ -251,20 +272,25 @@ class Client:
         """Decodes whole samples, many in one call."""
         if self.tokenizer is None:
             return
-        for skip in (True, False):
-            mine = [(d, a) for d, a in late if a.params.detokenize and a.params.skip_special_tokens is skip]
+        for skip, begins in itertools.product((True, False), repeat=2):
+            how = {"skip_special_tokens": skip, "begins": begins}
+            mine = [
+                (d, a)
+                for d, a in late
+                if a.params.detokenize and (a.params.skip_special_tokens, a.begins) == (skip, begins)
+            ]
             kept = [visible_tokens(d.token_ids, d.finish_reason, a.params) for d, a in mine]
             try:
-                texts = self.tokenizer.decode_batch(kept, skip_special_tokens=skip) if kept else []
+                texts = self.tokenizer.decode_batch(kept, **how) if kept else []
             except Exception:  # noqa: BLE001  whose it is shows when each is decoded alone
-                texts = [self._decode_one(d.request_id, ids, skip) for (d, _), ids in zip(mine, kept, strict=True)]
+                texts = [self._decode_one(d.request_id, ids, how) for (d, _), ids in zip(mine, kept, strict=True)]
             for (delta, _), text in zip(mine, texts, strict=True):
                 delta.text = text
 
-    def _decode_one(self, request_id: int, ids: list[int], skip: bool) -> str:
+    def _decode_one(self, request_id: int, ids: list[int], how: dict[str, bool]) -> str:
         assert self.tokenizer is not None
         try:
-            return self.tokenizer.decode(ids, skip_special_tokens=skip)
+            return self.tokenizer.decode(ids, **how)
         except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
             self._fault(request_id, error)
             return ""
@@ -288,6 +314,30 @@ class Client:
         found = LazyLogprobs.of_prompt(asked.prompt_ids, news, asked.params.prompt_logprobs or 0, self.tokenizer)
         if found is not None:
             asked.prompt_logprobs = [None, *found]
+
+
+def check_choice(params: SamplingParams, words: Sequence[Sequence[int]], ends: Sequence[int]) -> None:
+    """words: the ids of bad_words; ends: the model's end ids. Raises UsageError where of allowed_token_ids no token may
+    come first: bad words of one token are barred always, end and stop ids within min_tokens."""
+    left = set(params.allowed_token_ids or ())
+    if not left:
+        return
+    barring = ["bad_words"] if left & (barred := {word[0] for word in words if len(word) == 1}) else []
+    left -= barred
+    if params.min_tokens > 0:
+        ending = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else ends)}
+        barring += ["min_tokens"] if left & ending else []
+        left -= ending
+    if not left:
+        rule = f"allowed_token_ids and {' and '.join(barring)} leave no token to draw: allow others, or bar fewer"
+        raise UsageError(rule, param="allowed_token_ids", rule=rule)
+
+
+def _no_token(params: SamplingParams) -> str:
+    """Returns why no token could be drawn, as far as anyone can tell."""
+    if params.structured_outputs is not None:
+        return _UNFIT
+    return NONE_LEFT if params.allowed_token_ids else _NOT_FINITE
 
 
 def visible_tokens(tokens: list[int], finish: str | None, params: SamplingParams) -> list[int]:

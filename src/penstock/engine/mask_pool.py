@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -88,8 +88,11 @@ class MaskPool:
         processes: int = PROCESSES,
         places: int = PLACES,
         opened: Callable[[Int32], None] = lambda words: None,
+        compact: bool = False,
     ) -> None:
-        """folder: the tokenizer's. ends: the model's end ids. opened: told once of the board's [places, words]."""
+        """folder: the tokenizer's. ends: the model's end ids. opened: told once of the board's [places, words].
+        compact: JSON has no white space between its parts, where a form doesn't say what may be."""
+        self._compact = compact
         self._made_of, self._count = (str(folder), vocab_size, list(ends)), processes
         self._words, self.places = -(-vocab_size // 32), places // processes * processes
         self._forms: OrderedDict[bytes, Form] = OrderedDict()
@@ -109,6 +112,8 @@ class MaskPool:
     def ask(self, asked: StructuredOutputsParams) -> Form:
         """Returns a form: the one that is kept, else a new one, which is compiled from now on."""
         self.look()  # at deaths while nothing was asked
+        if self._compact and asked.whitespace_pattern is None:
+            asked = replace(asked, disable_any_whitespace=True)
         key = msgspec.msgpack.encode(asked)
         form = self._forms.get(key)
         if form is None:

@@ -164,6 +164,7 @@ class ReplicaSet:
         tenant: int = 0,
         salt: int = 0,
         group_stop: GroupStop | None = None,
+        answers: bool = False,
         whole: bool = False,
         among: Collection[int] = (),
     ) -> ReplicaStream:
@@ -177,6 +178,7 @@ class ReplicaSet:
             group_stop = GroupStop.of(sampling.stop_when)  # one for all parts
         how: dict[str, Any] = {
             "stream": stream, "background": background, "tenant": tenant, "salt": salt, "group_stop": group_stop,
+            "answers": answers,
         }  # fmt: skip
         made = ReplicaStream(self._part_over, self._lost, prompt_ids, sampling, **how)
         self._send(made, samples, whole=whole or sampling.prompt_logprobs is not None, among=among)

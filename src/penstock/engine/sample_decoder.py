@@ -20,20 +20,23 @@ class SampleDecoder:
     """Tokens in, Delta out. A stop string sets `stop_reason` and cuts text and tokens where it was completed."""
 
     def __init__(
-        self, params: SamplingParams, stops: StopStrings | None, tokenizer: Tokenizer | None, stream: bool
+        self,
+        params: SamplingParams,
+        stops: StopStrings | None,
+        tokenizer: Tokenizer | None,
+        stream: bool,
+        begins: bool = True,
     ) -> None:
+        """begins: whether its text does, or goes on behind the prompt's."""
         from penstock.text.detokenizer import Detokenizer
         from penstock.text.stop_strings import StopChecker
 
         self.params, self.stops, self.tokenizer, self.stream = params, stops, tokenizer, stream
+        self._how = {"skip_special_tokens": params.skip_special_tokens, "begins": begins}  # its text is made
         self.ids: list[int] = []
         self.scores: list[LazyLogprobs] = []
         spoken = tokenizer is not None and params.detokenize
-        self._detokenizer = (
-            Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
-            if spoken and stream and tokenizer is not None
-            else None
-        )
+        self._detokenizer = Detokenizer(tokenizer, **self._how) if spoken and stream and tokenizer is not None else None
         self._checker = (
             StopChecker(stops, include=params.include_stop_str_in_output) if stops is not None and stream else None
         )
@@ -72,9 +75,12 @@ class SampleDecoder:
             self.ids.append(token)
             delta.token_ids.append(token)
             new = "" if last and hidden else self._detokenizer.push([token])
+            armed = len(self.ids) > self.params.min_tokens
+            if armed and (run := self._detokenizer.settled()) and self._checker.would_stop(new + run):
+                new += self._detokenizer.flush()  # no further token is waited for, as no whole sample waits for one
             if last and finish != GOES_ON:
                 new += self._detokenizer.flush()
-            emitted, stop = self._checker.push(new, armed=len(self.ids) > self.params.min_tokens)
+            emitted, stop = self._checker.push(new, armed=armed)
             delta.text += emitted
             if stop is not None:
                 delta.stop_reason = stop
@@ -84,22 +90,22 @@ class SampleDecoder:
 
     def _whole(self, delta: Delta, finish: int) -> None:
         """The whole sample at its end, or where a stop string may just have been completed."""
-        skip = self.params.skip_special_tokens
         delta.token_ids = list(self.ids)
         if self.tokenizer is None or not self.params.detokenize:
             return
         shown = self.ids[:-1] if self._hides_last(finish) else self.ids
-        delta.text = self.tokenizer.decode(shown, skip_special_tokens=skip)
+        read = self.tokenizer.settled if finish == GOES_ON else self.tokenizer.decode
+        delta.text = read(shown, **self._how)
         barred = self.params.min_tokens  # as an end id, a stop string ends no sample within its first min_tokens tokens
         if self.stops is None or len(self.ids) <= barred:
             return
-        seen = len(self.tokenizer.decode(self.ids[:barred], skip_special_tokens=skip)) if barred else 0
+        seen = len(self.tokenizer.settled(self.ids[:barred], **self._how)) if barred else 0
         found = self.stops.find(delta.text, seen)
         if found is None:
             return
         at, stop = found
         end = at + len(stop)
-        delta.token_ids = self.ids[: self.tokenizer.tokens_until(self.ids, end, skip_special_tokens=skip)]
+        delta.token_ids = self.ids[: self.tokenizer.tokens_until(self.ids, end, **self._how)]
         delta.text = delta.text[: end if self.params.include_stop_str_in_output else at]
         delta.stop_reason = stop
 

@@ -82,7 +82,7 @@ def open_share(
         sharers = layout.size if device.type == "cpu" else 1
         a_token = open_token_bytes(model.kv_forms, pages_of(model, limits.max_model_len))
         sized = agree(with_kv(limits, config, a_token, device, sharers=sharers))
-        ends, defaults = end_ids(model_config, generation), generation.sampling()
+        ends, defaults = end_ids(model_config, generation, config.end_of_text), generation.sampling()
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
         asked = config.model

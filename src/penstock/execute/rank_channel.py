@@ -46,11 +46,12 @@ class RankStart(msgspec.Struct, frozen=True):
     seconds: float
     tuned: dict[str, Any] = {}
     kv_scales: dict[str, tuple[list[float], list[float]]] = {}
+    end_of_text: int | None = None
 
     def config(self) -> Config:
         """Returns rank 0's, an artifact's numbers in it."""
         made = Config.of(**self.knobs)
-        made.tuned, made.kv_scales = self.tuned, self.kv_scales
+        made.tuned, made.kv_scales, made.end_of_text = self.tuned, self.kv_scales, self.end_of_text
         return made
 
 

@@ -216,6 +216,7 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
             seconds,
             config.tuned,
             config.kv_scales,
+            config.end_of_text,
         )
         collectives = open_collectives(meeting, 0, ranks, seconds, device)
 

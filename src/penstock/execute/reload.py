@@ -7,6 +7,7 @@ old is touched. It knows a model and a folder; no rows, no requests.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -32,7 +33,7 @@ def load_beside(
     that one is touched. Raises CheckpointError where they are of another model, not whole, or no finite numbers,
     UsageError where they lie otherwise, and CapacityError where both don't fit the device."""
     shared, folder = (None, source) if isinstance(source, Path) else (source, Path("another process"))
-    if shared is None and not folder.is_dir():
+    if shared is None and not os.path.isdir(folder):  # which says no, and doesn't raise, for names that none can have
         raise CheckpointError(f"no folder {folder}: name one as transformers saves it, on the engine's machine")
     config = read_model_config(folder) if shared is None else model.config
     named = (each.name for each in fields(config))

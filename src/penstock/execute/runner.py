@@ -6,6 +6,7 @@ host but its plan, so several may be launched before one is read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, FaultError, PenstockError
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.executor import Executor, Outcome
 from penstock.execute.gpu_specs import rated
@@ -40,6 +41,8 @@ from penstock.models.sizes import ModelSizes
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, LateMasks, StepPlan
 from penstock.shared_weights import WeightsSource
+
+log = logging.getLogger(__name__)
 
 SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
@@ -145,10 +148,17 @@ class TorchRunner:
         self.take_beside()
 
     def load_beside(self, source: WeightsSource) -> None:
-        """Loads weights for `take_beside`. Raises as execute.reload does."""
+        """Loads weights for `take_beside`. Raises as execute.reload does, and FaultError for what nobody thought of:
+        nothing of the old ones was touched."""
         beside = self.beside
         assert beside is not None, "who opens a runner says how weights are loaded"
-        self._beside = self._executor.call(lambda: beside(source))
+        try:
+            self._beside = self._executor.call(lambda: beside(source))
+        except PenstockError:
+            raise
+        except Exception as error:
+            log.exception("weights could not be loaded")
+            raise FaultError(f"the engine failed at these weights ({type(error).__name__}: {error})") from error
 
     def take_beside(self) -> None:
         """Puts what was loaded in the model's place; it sleeps no more."""

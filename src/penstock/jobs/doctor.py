@@ -188,9 +188,10 @@ def text(folder: Path) -> Facts:
     """How texts and their ends are read. Raises CheckpointError for end ids that no model of this vocabulary has."""
     from penstock.models.generation_config import end_ids, read_generation_defaults
     from penstock.models.read_config import read_model_config
+    from penstock.text.tokenizer_files import read_end_of_text
 
     model_config, generation = read_model_config(folder), read_generation_defaults(folder)
-    ends, unserved = end_ids(model_config, generation), generation.unserved
+    ends, unserved = end_ids(model_config, generation, read_end_of_text(folder)), generation.unserved
     return [
         ("end ids", ", ".join(map(str, ends)) or "none: answers end at max_tokens or a stop string"),
         ("tokenizer", _tokenizer(folder, model_config.vocab_size, model_config.context)),

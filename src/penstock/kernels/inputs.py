@@ -130,12 +130,19 @@ class SamplerInputs:
 class VocabularyPart:
     """Which tokens a rank's logits are of, where several ranks share a vocabulary: column 0 is token `first`, a
     multiple of TILE. What they must know of each other goes through `gather`: x -> every rank's x, [ranks, *x.shape].
+    Shares differ by a tile where tiles don't divide, so no call's shape, and no count of calls, may come of a share.
     """
 
     first: int
     size: int  # of the whole vocabulary
     rank: int
+    ranks: int
     gather: Callable[[Tensor], Tensor]
+
+    @property
+    def largest_share(self) -> int:
+        """Tokens of the rank that has the most of them: the same number on every rank."""
+        return -(-self.size // (TILE * self.ranks)) * TILE
 
     def columns(self, tokens: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """tokens [...] -> their columns among this rank's `width`, 0 for those of others, and which are its own."""

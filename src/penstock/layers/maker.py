@@ -93,7 +93,7 @@ class Maker:
         rows = self._of_vocabulary("", size, 0)
         if rows.cut is None:
             return None
-        return VocabularyPart(rows.bounds[0], size, self.layout.rank, self.layout.all_gather)
+        return VocabularyPart(rows.bounds[0], size, self.layout.rank, self.layout.size, self.layout.all_gather)
 
     def linear(self, name: str, out: int, into: int, *, bias: bool = False) -> Linear:
         """A matrix that every rank holds whole."""

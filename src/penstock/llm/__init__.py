@@ -289,7 +289,11 @@ class LLM(BetweenCalls, LabelScorer):
                         with held_interrupts():
                             ids, prompt = self._ids(prompt)
                             asked = self._client.submit(
-                                ids, prompt.params, samples=prompt.samples, group_stop=prompt.group_stop
+                                ids,
+                                prompt.params,
+                                samples=prompt.samples,
+                                group_stop=prompt.group_stop,
+                                answers=prompt.answers,
                             )
                             known[asked.request_id] = asked, prompt
                     except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own

@@ -36,6 +36,11 @@ class Prompt:
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
 
+    @property
+    def answers(self) -> bool:
+        """Whether its samples are messages of their own, which go on with none of the prompt's."""
+        return self.messages is not None and not self.continue_final_message
+
 
 @dataclass(slots=True, kw_only=True)
 class Finished:

@@ -98,7 +98,7 @@ class _Job:
             try:
                 stream = self.replicas.submit(
                     one.ids, params, stream=False, samples=samples, whole=whole, among=wanting,
-                    group_stop=one.prompt.group_stop,
+                    group_stop=one.prompt.group_stop, answers=one.prompt.answers,
                 )  # fmt: skip
             except PenstockError as error:
                 self.news.put(_News(number, [], over=True, error=error))

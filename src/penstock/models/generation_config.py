@@ -1,7 +1,7 @@
 """GenerationDefaults: what a model's generation_config.json says. No torch, no engine.
 
-Its end ids come before config.json's. Its sampling numbers are defaults for the HTTP API alone, as in vLLM; never for
-`SamplingParams()`. A checkpoint without the file is sound.
+Its end ids come before config.json's, the tokenizer's beside them. Its sampling numbers are defaults for the HTTP API
+alone, as in vLLM; never for `SamplingParams()`. A checkpoint without the file is sound.
 """
 
 from __future__ import annotations
@@ -88,13 +88,15 @@ def _number(keys: Keys, name: str) -> float | None:
     return found
 
 
-def end_ids(config: ModelConfig, generation: GenerationDefaults) -> tuple[int, ...]:
-    """The ids that end a sample: generation_config.json's, and config.json's only where that says none."""
-    if generation.eos_ids is None:
-        return config.eos_ids
-    outside = [i for i in generation.eos_ids if i >= config.vocab_size]
+def end_ids(config: ModelConfig, generation: GenerationDefaults, of_tokenizer: int | None = None) -> tuple[int, ...]:
+    """The ids that end a sample: generation_config.json's, config.json's only where that says none; and the tokenizer's
+    eos_token, as in vLLM: a model that was tuned to end its turns otherwise often says it there alone."""
+    ends = config.eos_ids if generation.eos_ids is None else generation.eos_ids
+    outside = [i for i in ends if i >= config.vocab_size]
     if outside:
         raise CheckpointError(
             f"generation_config.json: eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}"
         )
-    return generation.eos_ids
+    if of_tokenizer is None or of_tokenizer >= config.vocab_size or of_tokenizer in ends:
+        return ends
+    return (*ends, of_tokenizer)

@@ -1,7 +1,7 @@
 """Keys: a JSON object read key by key, so that none is left over unread. It knows no model.
 
-Each getter takes a key out and checks its type; `refuse_rest` names what nobody took. Every error is one line that
-names the file and the key.
+Each getter takes a key out and checks its type; `note_rest` notes what nobody took, of the whole and of its parts, and
+`refuse_unknown` names it all at once. Every error is one line that names the file and the key.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from penstock.errors import CheckpointError
 
 DEEPEST = 32  # levels of a file; a config has three or four, and past 1,000 neither repr() nor == come back
 LONGEST_FAULT = 400  # characters of what is said of a key
+LONGEST_SHOWN = 60  # characters of an unknown key, and of its value
+MOST_SHOWN = 24  # unknown keys; how many more there are is said
 MOST = 2**31 - 1  # that a whole number may be
 REQUIRED = object()  # the default of a key that must be there
 ANYTHING = object()  # in a table of keys that change nothing: with whatever value
@@ -47,6 +49,14 @@ class Keys:
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.rest = dict(raw)
         self.where = where
+        self._of = ""  # which part of the file it is
+        self._unknown: list[str] = []  # keys, of the whole file
+
+    def part(self, name: str, raw: Mapping[str, Any]) -> Keys:
+        """Returns the keys of an object in this one; what is unknown there is unknown here."""
+        inner = Keys(raw, f"{self.where}: {name}")
+        inner._of, inner._unknown = f" of {name}{self._of}", self._unknown
+        return inner
 
     def fail(self, text: str) -> CheckpointError:
         text = text if len(text) <= LONGEST_FAULT else text[: LONGEST_FAULT - 3] + "..."  # a value may be megabytes
@@ -132,14 +142,27 @@ class Keys:
             raise self.fail(f"{both} disagree: remove the wrong one")
         return said[0] if said else None
 
-    def refuse_rest(self, nothing: Mapping[str, Any], whom: str) -> None:
-        """Names the first key left that may change something. `nothing`: key -> harmless value, or ANYTHING."""
-        for name in self.left(nothing):
-            shown = json.dumps(self.rest[name])
-            shown = shown if len(shown) <= 60 else shown[:57] + "..."
-            raise self.fail(f"key {name!r} ({shown}) is not supported for {whom}: remove it only if it changes nothing")
+    def note_rest(self, nothing: Mapping[str, Any]) -> None:
+        """Notes the keys left that may change something. `nothing`: key -> harmless value, or ANYTHING."""
+        self._unknown += [
+            f"{_cut(repr(name))}{self._of} ({_cut(json.dumps(self.rest[name]))})" for name in self.left(nothing)
+        ]
+
+    def refuse_unknown(self, whom: str) -> None:
+        """Names all that was noted."""
+        found, more = self._unknown[:MOST_SHOWN], len(self._unknown) - MOST_SHOWN
+        if not found:
+            return
+        keys, them = ("key", "it only if it changes") if len(found) == 1 else ("keys", "them only if they change")
+        listed = f"{keys} {', '.join(found)}{f' and {more} more' if more > 0 else ''}"
+        verb = "is" if len(found) == 1 else "are"
+        raise CheckpointError(f"{self.where}: {listed} {verb} not supported for {whom}: remove {them} nothing")
 
     def left(self, nothing: Mapping[str, Any]) -> list[str]:
         """Keys that nobody took, have a value, and may change something."""
         harmless = {n for n, v in self.rest.items() if n in nothing and (nothing[n] is ANYTHING or nothing[n] == v)}
         return [name for name, value in self.rest.items() if value is not None and name not in harmless]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."

@@ -22,6 +22,7 @@ from penstock.quant.read_quantization import read_quantization
 NOTHING: dict[str, Any] = {
     # where it came from
     "_name_or_path": ANYTHING,
+    "_model_name_or_path": ANYTHING,  # as transformers writes of a GGUF file, whose name it is
     "transformers_version": ANYTHING,
     "unsloth_version": ANYTHING,
     "unsloth_fixed": ANYTHING,
@@ -55,6 +56,7 @@ NOTHING: dict[str, Any] = {
     # words of the tokenizer or of a classifier's labels
     "tokenizer_class": ANYTHING,
     "pad_token_id": ANYTHING,
+    "unk_token_id": ANYTHING,
     "sep_token_id": ANYTHING,
     "prefix": ANYTHING,
     "cache_implementation": ANYTHING,
@@ -108,6 +110,13 @@ def read_model_config(folder: Path) -> ModelConfig:
 def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
     """Returns the config of a parsed config.json; `where` opens the errors."""
     keys = Keys(raw, where)
+    config = _config_of(keys)
+    keys.refuse_unknown(f"model_type {raw['model_type']!r}")
+    return config
+
+
+def _config_of(keys: Keys) -> ModelConfig:
+    """Takes what is known out of `keys`; what isn't is noted."""
     model_type = keys.text("model_type")
     if (part := TEXT_PARTS.get(model_type)) is not None:
         return _text_of(part, model_type, keys)
@@ -118,13 +127,13 @@ def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
     if named != [family.ARCHITECTURE]:
         raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{family.ARCHITECTURE!r}] is")
     quantized = keys.take("quantization_config", None)
-    stored = None if quantized is None else read_quantization(quantized, where)
+    stored = None if quantized is None else read_quantization(quantized, keys.where)
     if stored is not None and stored.method == "mxfp4" and model_type != "gpt_oss":
         raise keys.fail("quant_method 'mxfp4' is read for gpt_oss alone: take an fp8 or int4 checkpoint")
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
     # False says that there are no windows: where there are, this model type doesn't read the key.
     unread = {"use_sliding_window": None} if any(config.windows) else {}
-    keys.refuse_rest(NOTHING | unread, f"model_type {model_type!r}")
+    keys.note_rest(NOTHING | unread)
     outside = [i for i in config.eos_ids if i >= config.vocab_size]
     if outside:
         raise keys.fail(f"eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}")
@@ -137,10 +146,10 @@ def _text_of(part: TextOfWhole, model_type: str, keys: Keys) -> ModelConfig:
     if named != [part.architecture]:
         raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{part.architecture!r}] is")
     text = part.text_config(keys)
-    keys.refuse_rest(NOTHING | OF_IMAGES, f"model_type {model_type!r}")
+    keys.note_rest(NOTHING | OF_IMAGES)
     if text["model_type"] in [*TEXT_PARTS]:  # it may be of any type yet
         raise keys.fail(f"text_config is of model_type {text['model_type']!r}, which is no text's")
-    config = model_config_of(text, f"{keys.where}: text_config")
+    config = _config_of(keys.part("text_config", text))
     stored = config.quantization
     if stored is not None:
         stored = replace(stored, ignored=tuple(part.ours(name) or name for name in stored.ignored))

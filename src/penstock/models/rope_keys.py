@@ -22,7 +22,7 @@ def read_rope(
 
     width: of a head.   theta: where the file doesn't say.   partial: whether the model type may turn a part of a head.
     """
-    rope = Keys(_rope_object(keys), f"{keys.where}: rope parameters")
+    rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
     part = _part(keys, rope, width) if partial else 1.0
     kind = _kind(rope)
@@ -41,7 +41,7 @@ def read_rope(
         raise rope.fail(
             f"rope_type {kind!r} is not supported: supported are default, dynamic, linear, llama3, longrope, yarn"
         )
-    rope.refuse_rest(_HARMLESS, f"rope_type {kind!r}")
+    rope.note_rest(_HARMLESS)
     return replace(config, part=part)
 
 
@@ -69,7 +69,7 @@ def read_two_ropes(
     outer = keys.positive("rope_theta", None)
 
     def of(kind: str, told: float | None, fallback: float) -> RopeConfig:
-        at = Keys({"rope_parameters": given.get(kind), "rope_theta": told}, f"{keys.where}: {kind}")
+        at = keys.part(kind, {"rope_parameters": given.get(kind), "rope_theta": told})
         return read_rope(at, positions, width, theta=fallback)
 
     full = of("full_attention", outer, theta)

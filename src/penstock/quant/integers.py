@@ -14,11 +14,13 @@ from penstock.errors import UsageError
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, pack_four
 from penstock.kernels.ops import Ops
 from penstock.quant.int_forms import FORMS, at, check_form, cut_groups, packed_shape
+from penstock.quant.rounding import nearest, usual_scale
 from penstock.quant.scheme import Product, plain_product
 from penstock.quant.stored_quantization import StoredForm
 from penstock.quant.weight import MadeWeight, Part, Weight
 
 MADE_GROUPS = (128, 64, 32)  # of four bits: the first that divides a row
+SHORT = 768  # inputs: a shorter row has groups of 32. So small a model loses more by each number (LOG.md, 2026-11-27)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,8 @@ def to_int(matrix: Tensor, bits: int, group: int, dtype: torch.dtype) -> tuple[T
     (compressed-tensors, `calculate_qparams` and `_quantize`): scale = the group's largest number * 2 / (2**bits - 1).
     """
     groups = matrix.view(matrix.shape[0], -1, group)
-    scale = (groups.abs().amax(2) / ((2**bits - 1) / 2)).to(dtype)
-    scale = scale.masked_fill(scale == 0, torch.finfo(dtype).eps)
-    most = 2 ** (bits - 1)
-    rounded = (groups / scale[..., None].to(matrix.dtype)).round_().clamp_(-most, most - 1)
-    return rounded.to(torch.int8).flatten(1), scale
+    scale = usual_scale(groups, bits, dtype)
+    return nearest(groups, scale, bits).to(torch.int8).flatten(1), scale
 
 
 def int_product(ops: Ops, numbers: Tensor, scale: Tensor, zero: Tensor | None = None) -> Product:
@@ -120,7 +119,7 @@ def int_product(ops: Ops, numbers: Tensor, scale: Tensor, zero: Tensor | None = 
 
 def made_group(part: Part) -> int:
     into = part.shape[1]
-    group = next((group for group in MADE_GROUPS if into % group == 0), None)
+    group = next((group for group in MADE_GROUPS[2 * (into < SHORT) :] if into % group == 0), None)
     if group is None:
         raise UsageError(
             f"{part.name} has {into} inputs, which groups of 32 don't divide: four bits cannot be made of it, take "

@@ -83,9 +83,11 @@ class ToldObject:
         return tuple(found)
 
     def refuse_rest(self) -> None:
-        for name, value in self.raw.items():
-            if name not in self.read and value not in (None, [], {}, False):
-                raise self.fail(f"key {shown(name)} ({shown(value)}) is not known, and may change numbers: {INSTEAD}")
+        left = {n: v for n, v in self.raw.items() if n not in self.read and v not in (None, [], {}, False)}
+        if left:
+            listed = ", ".join(f"{shown(name)} ({shown(value)})" for name, value in left.items())
+            keys, them = ("key", "is") if len(left) == 1 else ("keys", "are")
+            raise self.fail(f"{keys} {listed} {them} not known, and may change numbers: {INSTEAD}")
 
     def one_of(self, name: str, value: Any, known: Collection[Any], instead: str = INSTEAD) -> Any:
         if value not in known:

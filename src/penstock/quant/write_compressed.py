@@ -4,8 +4,8 @@
     int8    pack-quantized: `weight_packed` int32 [out, in / 4], `weight_scale` [out, 1], `weight_shape`
     int4    pack-quantized: `weight_packed` int32 [out, in / 8], `weight_scale` [out, in / group], `weight_shape`
 
-The numbers are those that `--quantization` makes at load. vLLM and transformers read such a folder too. It knows
-matrices and words; no files.
+The numbers are those that `--quantization` makes at load, but of int4 where it is known what is multiplied. vLLM and
+transformers read such a folder too. It knows matrices and words; no files.
 """
 
 from __future__ import annotations
@@ -18,19 +18,26 @@ from torch import Tensor
 
 from penstock.quant.fp8 import to_fp8
 from penstock.quant.integers import to_int
+from penstock.quant.rounding import round_to_products
 
 MadeKind = Literal["fp8", "int8", "int4"]
 _BITS: dict[MadeKind, int] = {"fp8": 8, "int8": 8, "int4": 4}
 
 
-def store(matrix: Tensor, kind: MadeKind, group: int, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def store(
+    matrix: Tensor, kind: MadeKind, group: int, dtype: torch.dtype | None = None, moments: Tensor | None = None
+) -> dict[str, Tensor]:
     """matrix [out, in] in a float dtype -> the tensors that a checkpoint holds of it, by what follows its name.
-    group: inputs that share a scale, of int4. dtype: of scales of whole numbers, None: the matrix's."""
+    group: inputs that share a scale, of int4. dtype: of scales of whole numbers, None: the matrix's.   moments: of the
+    inputs [in, in], by which int4 is rounded (`rounding.py`); None: to the nearest."""
     if kind == "fp8":
         numbers, scale = to_fp8(matrix)
         return {"weight": numbers, "weight_scale": scale}
-    bits = _BITS[kind]
-    numbers, scale = to_int(matrix, bits, group if kind == "int4" else matrix.shape[1], dtype or matrix.dtype)
+    bits, dtype = _BITS[kind], dtype or matrix.dtype
+    if moments is not None and kind == "int4":
+        numbers, scale = round_to_products(matrix, moments, bits, group, dtype)
+    else:
+        numbers, scale = to_int(matrix, bits, group if kind == "int4" else matrix.shape[1], dtype)
     shape = torch.tensor(matrix.shape, dtype=torch.int64)
     return {"weight_packed": pack_int32(numbers, bits), "weight_scale": scale, "weight_shape": shape}
 

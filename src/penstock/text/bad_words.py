@@ -1,4 +1,4 @@
-"""bad_word_ids: the words that a sample may not say, as the token ids that spell them. vLLM's rule, token for token.
+"""bad_word_ids: the words that a sample may not say, as the token ids that spell them, with and without a space before.
 
 It knows a tokenizer; no engine.
 """
@@ -13,17 +13,17 @@ from penstock.text.tokenizer import Tokenizer
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of each word, and those of the word behind a space where they are as many and begin otherwise.
+    """Returns the ids of each word as it is spelt inside a text, and those of the word behind a space, unless they end
+    with the former, which bar both.
 
     Raises UsageError for a word of more ids than a row looks back for.
     """
     plain = [word.lstrip() for word in words]
-    encoded = tokenizer.encode_batch([*plain, *(" " + word for word in plain)], add_special_tokens=False)
+    encoded = tokenizer.encode_inside([*plain, *(" " + word for word in plain)])
     out: list[list[int]] = []
     for ids, spaced in zip(encoded[: len(plain)], encoded[len(plain) :], strict=True):
-        out.append(ids)
-        if len(spaced) == len(ids) and spaced[0] != ids[0]:
-            out.append(spaced)
+        out += [ids] if spaced[-len(ids) :] == ids else [ids, spaced]
+    out = [ids for ids in out if ids]  # what no tokens spell cannot be said
     longest = max(map(len, out), default=0)
     if longest > BAD_WORD_IDS:
         rule = f"bad_words has a word of more than {BAD_WORD_IDS} tokens: forbid a part of it"

@@ -12,19 +12,22 @@ end then, and what comes behind that is cut off. It knows no Jinja, no tokenizer
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import TokenizerError, UsageError
 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+MAY_SAY_NOTHING = ("assistant", "tool")  # roles whose content may be missing: a turn of calls or thought, no result
 OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 MARK = "PENSTOCK_CONTINUES_HERE "  # plain letters, which no filter escapes; the space tells whether ends are trimmed
 
 
-def pick_template(templates: Mapping[str, str]) -> str:
-    """Returns the model's default template. Raises TokenizerError where it has none."""
+def pick_template(templates: Mapping[str, str], *, tools: bool = False) -> str:
+    """Returns the model's template for tools, where it has one and there are some, else its default one. Raises
+    TokenizerError where it has none."""
+    if tools and "tool_use" in templates:
+        return templates["tool_use"]
     if "default" in templates:
         return templates["default"]
     names = f" (it has {', '.join(sorted(templates))})" if templates else ""
@@ -35,7 +38,8 @@ def pick_template(templates: Mapping[str, str]) -> str:
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Returns the messages as a template gets them. Raises UsageError for a malformed one; needs no model."""
+    """Returns the messages in one form, for `turns` to write as a template reads them; of that form they come back as
+    they are. Raises UsageError for a malformed one; needs no model."""
     return [_check_message(place, message) for place, message in enumerate(_check_list(messages))]
 
 
@@ -48,11 +52,11 @@ def _check_list(messages: Any) -> Sequence[Any]:
 
 
 def _check_message(place: int, message: Any) -> dict[str, Any]:
-    """A message as the template gets it: known keys, content as one text."""
+    """A message with known keys, and content as text or text parts; neither where there is none."""
     where = f"messages[{place}]"
     if not isinstance(message, Mapping):
         raise UsageError(f"{where} must be an object with role and content", param="messages")
-    unknown = [str(key) for key in message if key not in MESSAGE_KEYS]
+    unknown = [str(key) for key, value in message.items() if key not in MESSAGE_KEYS and value is not None]
     if unknown:
         raise UsageError(f"{where} has a field {unknown[0]!r}; known are {', '.join(MESSAGE_KEYS)}", param="messages")
     role = message.get("role")
@@ -67,43 +71,37 @@ def _check_message(place: int, message: Any) -> dict[str, Any]:
         if isinstance(calls, (str, bytes)) or not isinstance(calls, Sequence):
             raise UsageError(f"{where}.tool_calls must be a list", param="messages")
         checked["tool_calls"] = [_check_call(f"{where}.tool_calls[{at}]", call) for at, call in enumerate(calls)]
-    if message.get("content") is None and not calls:
+        if not calls:
+            del checked["tool_calls"]
+    if "content" in checked:
+        checked["content"] = _check_content(where, checked["content"])
+    elif role not in MAY_SAY_NOTHING:
         raise UsageError(f"{where}.content is missing; give text or a list of text parts", param="messages")
-    checked["content"] = _flatten(where, message.get("content"))
     return checked
 
 
-def _flatten(where: str, content: Any) -> str | None:
-    """Text parts are joined by line ends, as vLLM does for templates that take text."""
-    if content is None or isinstance(content, str):
+def _check_content(where: str, content: Any) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise UsageError(f"{where}.content must be text or a list of text parts", param="messages")
-    texts = []
+    parts: list[dict[str, Any]] = []
     for at, part in enumerate(content):
         if isinstance(part, str):
-            texts.append(part)
+            parts.append({"type": "text", "text": part})
             continue
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
             raise UsageError(f"{where}.content[{at}] is of type {kind!r}; only text parts are served", param="messages")
-        texts.append(part["text"])
-    return "\n".join(texts)
+        parts.append({"type": "text", "text": part["text"]})
+    return parts
 
 
 def _check_call(where: str, call: Any) -> dict[str, Any]:
-    """A tool call with its arguments as an object, which is what templates read; OpenAI's bodies carry them as JSON
-    text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise UsageError(f"{where} must be an object with a function", param="messages")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments else {}
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{where}.function.arguments is not JSON ({error})", param="messages") from error
-    return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}
+    return {**call, "function": {**function}}
 
 
 # --- options
@@ -132,12 +130,14 @@ def check_options(
 
 
 def marked(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Checked messages, the last one with the mark at its end. Raises UsageError where that has no text."""
+    """Messages as a template reads them, the last one with the mark at its end."""
     last = messages[-1]
-    if last["content"] is None:
-        message = "continue_final_message needs some text in the last message: there is nothing to go on with"
-        raise UsageError(message, param="continue_final_message")
-    return [*messages[:-1], {**last, "content": last["content"] + MARK}]
+    content = last["content"]
+    if isinstance(content, list):
+        content = [*content[:-1], {"type": "text", "text": _end_of(content) + MARK}]
+    else:
+        content = _end_of(content) + MARK
+    return [*messages[:-1], {**last, "content": content}]
 
 
 def cut(text: str, messages: Sequence[dict[str, Any]]) -> str:
@@ -147,7 +147,14 @@ def cut(text: str, messages: Sequence[dict[str, Any]]) -> str:
     in another way than it stands there.
     """
     at = text.rfind(MARK.rstrip())
-    if at < 0 or messages[-1]["content"].strip() not in text:
+    if at < 0 or _end_of(messages[-1]["content"]).strip() not in text:
         message = "the model's chat template changes the last message: it cannot be continued, leave that out"
         raise UsageError(message, param="continue_final_message")
     return text[:at] if text.startswith(MARK, at) else text[:at].rstrip()
+
+
+def _end_of(content: Any) -> str:
+    """The last part of a content, or its text."""
+    if isinstance(content, list):
+        return content[-1]["text"] if content else ""
+    return content or ""

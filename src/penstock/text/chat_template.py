@@ -8,6 +8,7 @@ tokenizer beyond its templates and the texts of its special tokens.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -21,9 +22,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.errors import TokenizerError, UsageError
 from penstock.text.chat import check_messages, check_options, cut, marked, pick_template
+from penstock.text.template_reads import ASK, find_reads
+from penstock.text.turns import Message, Reads, as_read
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
+
+ASKING = 1.0  # seconds of processor time that a template is asked for; published ones take 0.02
 
 
 def render(
@@ -44,18 +49,43 @@ def render(
     Raises UsageError (messages that are malformed, or that the template refuses or fails on) and
     TokenizerError (no template, or one that isn't valid).
     """
-    source = pick_template(tokenizer.chat_templates)
+    source = pick_template(tokenizer.chat_templates, tools=tools is not None)
     checked = check_messages(messages)
     check_options(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
+    if continue_final_message and "content" not in checked[-1]:
+        message = "continue_final_message needs some text in the last message: there is nothing to go on with"
+        raise UsageError(message, param="continue_final_message")
+    turns = as_read(checked, _reads_of(source, tuple(tokenizer.special_tokens.items())))
     variables: dict[str, Any] = {**tokenizer.special_tokens, **(template_kwargs or {})}
     variables.update(
-        messages=marked(checked) if continue_final_message else checked,
+        messages=marked(turns) if continue_final_message else turns,
         tools=tools,
         documents=variables.get("documents"),
         add_generation_prompt=add_generation_prompt,
     )
     text = _run(source, variables)
-    return cut(text, checked) if continue_final_message else text
+    return cut(text, turns) if continue_final_message else text
+
+
+@lru_cache(maxsize=16)
+def _reads_of(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Reads:
+    """Returns how a template reads messages, asked of it once. Raises TokenizerError where it isn't valid."""
+    variables: dict[str, Any] = {**dict(special_tokens), "documents": None, "add_generation_prompt": True}
+    until = time.process_time() + ASKING
+
+    def run(messages: list[Message]) -> str | None:
+        if time.process_time() > until:  # the rest is taken for what it is with most
+            return None
+        try:
+            return _run(source, {**variables, "messages": messages})
+        except UsageError:
+            return None
+
+    for tools in (None, [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]):
+        variables["tools"] = tools
+        if run([ASK]) is not None:  # a template of tools alone fails without
+            break
+    return find_reads(run)
 
 
 @lru_cache(maxsize=16)

@@ -15,7 +15,7 @@ from penstock.text.vocabulary import read_run
 
 class Detokenizer:
     """The text of one growing sequence: all that `push` and the last `flush` give, joined, is `Tokenizer.decode` of
-    all ids.
+    all ids. begins: `decode`'s.
 
     Bytes of an unfinished character are held back. With byte fallback the run of byte tokens is held back until it
     ends, since one wrong byte turns all of it into U+FFFD.
@@ -23,15 +23,15 @@ class Detokenizer:
 
     __slots__ = ("_held", "_lead", "_run", "_skip_special", "_strip", "_table", "_vocabulary")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, begins: bool = True) -> None:
         vocabulary = tokenizer.vocabulary
         self._vocabulary = vocabulary
         self._table = vocabulary.table(skip_special_tokens)
         self._skip_special = skip_special_tokens
         self._held = b""  # bytes of an unfinished character
         self._run: list[bytes] = []  # byte-fallback tokens of an unfinished run
-        self._strip = vocabulary.style.strip_left  # leading spaces that may still be stripped
-        self._lead = bool(vocabulary.first_pieces)  # the first token is still to come and spells its own way
+        self._strip = vocabulary.style.strip_left if begins else 0  # leading spaces that may still be stripped
+        self._lead = begins and bool(vocabulary.first_pieces)  # the first token is still to come and spells its own way
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these further ids complete; "" while a character is unfinished."""
@@ -45,6 +45,13 @@ class Detokenizer:
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._held = data[used:]
         return self._stripped(text) if self._strip else text
+
+    def settled(self) -> str:
+        """The text of a run of byte tokens that could end here; "" where it isn't whole, or there is none."""
+        try:
+            return b"".join(self._run).decode()
+        except UnicodeDecodeError:
+            return ""
 
     def flush(self) -> str:
         """What is left at the end of the sequence: an unfinished character is U+FFFD, an unfinished run is read."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
+from penstock.text.schema_numbers import hold_numbers, may_have_large_numbers
 from penstock.text.structural_tag import CONTENT, read_structural_tag, tags_lark
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 Words = NDArray[np.int32]
-# Between JSON's parts: a space, or a line's end and its indent. Models loop where there may be more.
-WHITESPACE = r"( |\r?\n[ \t]{0,64})"
+# Between JSON's parts, at most. Models loop where there may be more, at temperature 1 until max_tokens.
+WHITESPACE = " "
 LONGEST_WHY = 600  # characters of the library's words that an error repeats
 # The vocabulary in slices for the library: where a text may go on by as many characters as the longest token of a slice
 # has, the slice is taken whole, and only the tokens beyond it are walked. With its own, {1,10} and {1,30}, a mask with
@@ -80,6 +81,8 @@ def _form_text(asked: StructuredOutputsParams, special: Container[str]) -> str:
         if asked.json is not None or asked.json_object:
             schema = '{"type": "object"}' if asked.json is None else asked.json
             assert isinstance(schema, str), "a schema is kept as text"
+            if may_have_large_numbers(schema):
+                schema = json.dumps(hold_numbers(json.loads(schema)), ensure_ascii=False)
             return LLMatcher.grammar_from_json_schema(schema, defaults=_json_options(asked))
         if asked.regex is not None:
             return LLMatcher.grammar_from_regex(asked.regex)
@@ -212,11 +215,12 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
         self.eos_token_id, self.tokens = end, tokenizer.token_bytes
         self.special_token_ids = sorted(tokenizer.special_ids)
-        self._encode = tokenizer.encode
+        self._encode = tokenizer.encode_inside
 
     def __call__(self, text: bytes | str) -> list[int]:
-        plain = text.decode() if isinstance(text, bytes) else text
-        return self._encode(plain, add_special_tokens=False)
+        """Spells text that a form forces: it stands behind other text, and must be spelt as it is."""
+        (ids,) = self._encode([text.decode() if isinstance(text, bytes) else text])
+        return ids
 
 
 def _limits() -> LLParserLimits:

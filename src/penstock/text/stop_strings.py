@@ -193,6 +193,10 @@ class StopChecker:
         self._sent = held if self._include else 0
         return out, None
 
+    def would_stop(self, new_text: str) -> bool:
+        """Whether a stop string is complete with this text, which is not taken."""
+        return self._stops.find(self._tail + new_text, len(self._tail)) is not None
+
     def flush(self) -> str:
         """What was held back, once the sequence has ended without a stop string."""
         out, self._tail, self._sent = self._tail[self._sent :], "", 0

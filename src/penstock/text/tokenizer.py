@@ -1,8 +1,8 @@
 """The tokenizer of a model folder: text to ids by the `tokenizers` library, ids to text by our own byte tables.
 
-Ids are those of transformers' AutoTokenizer for the same folder, without its import (1.6 s and torch; `tokenizers` is
-0.02 s). Decoding a sample of 256 tokens is one join over a table. It knows no engine; stop strings come ready-made
-from here so that their tables over the vocabulary are made once a tokenizer.
+Ids are those that tokenizer.json makes, as AutoTokenizer's nearly always are, without its import (1.6 s and torch;
+`tokenizers` is 0.02 s). Decoding a sample of 256 tokens is one join over a table. It knows no engine; stop strings come
+ready-made from here so that their tables over the vocabulary are made once a tokenizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.errors import ContextLengthError, TokenizerError, UsageError, too_long
 from penstock.text.stop_strings import StopIndex, StopStrings
-from penstock.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from penstock.text.tokenizer_files import TokenizerFiles, prefixes, read_tokenizer_files, without_prefix
 from penstock.text.vocabulary import DecoderStyle, Vocabulary
 
 if TYPE_CHECKING:
@@ -131,16 +131,72 @@ class Tokenizer:
             raise TokenizerError(message) from error  # whose own words may hold the text
         return [encoding.ids for encoding in batch]
 
+    def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts that stand in the middle of another: nothing is set before them, no BOS and no space.
+
+        A text that the tokenizer would change, as one that folds case does, is spelt by its longest tokens instead. No
+        ids for a text that no tokens spell."""
+        fast, out = self._inside, []
+        for encoding, text in zip(fast.encode_batch_fast(list(texts), add_special_tokens=False), texts, strict=True):
+            spelt = b"".join(map(self.token_bytes.__getitem__, encoding.ids))
+            out.append(encoding.ids if spelt == text.encode() else self._by_longest(text.encode()))
+        return out
+
+    @cached_property
+    def _inside(self) -> FastTokenizer:
+        """The same tokenizer, which sets no space before a text."""
+        parts = (self._fast.normalizer, self._fast.pre_tokenizer)
+        if not any(prefixes(json.loads(part.__getstate__())) for part in parts if part is not None):
+            return self._fast
+        from tokenizers import Tokenizer as FastTokenizer
+
+        spec = json.loads(self._fast.to_str())
+        spec["normalizer"] = without_prefix(spec.get("normalizer"))
+        spec["pre_tokenizer"] = without_prefix(spec.get("pre_tokenizer"))
+        return FastTokenizer.from_str(json.dumps(spec))
+
+    def _by_longest(self, data: bytes) -> list[int]:
+        ids, at = list[int](), 0
+        while at < len(data):
+            lengths = range(min(self._longest_bytes, len(data) - at), 0, -1)
+            found = next(
+                (self._by_bytes[piece] for n in lengths if (piece := data[at : at + n]) in self._by_bytes), None
+            )
+            if found is None:
+                return []
+            ids.append(found)
+            at += len(self.token_bytes[found])
+        return ids
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        """Bytes -> the token of that spelling; of several the lowest id. Special tokens are none."""
+        pieces = reversed(list(enumerate(self.token_bytes)))
+        return {piece: index for index, piece in pieces if piece and index not in self.special_ids}
+
+    @cached_property
+    def _longest_bytes(self) -> int:
+        return max(map(len, self._by_bytes), default=0)
+
     # -- ids to text
 
-    def decode(self, ids: Ids, *, skip_special_tokens: bool = True) -> str:
-        """The text of a sequence; bytes that aren't UTF-8 become U+FFFD."""
-        return self.vocabulary.decode(_as_list(ids), skip_special_tokens)
+    def decode(self, ids: Ids, *, skip_special_tokens: bool = True, begins: bool = True) -> str:
+        """The text of a sequence; bytes that aren't UTF-8 become U+FFFD. begins: False where it goes on behind other
+        text, and so keeps a space that a whole text loses (sentencepiece's tokenizers)."""
+        return self.vocabulary.decode(_as_list(ids), skip_special_tokens, begins)
 
-    def decode_batch(self, batch: Sequence[Ids], *, skip_special_tokens: bool = True) -> list[str]:
+    def settled(self, ids: Ids, *, skip_special_tokens: bool = True, begins: bool = True) -> str:
+        """The text of a sequence that may go on: a character that is torn at its end is not shown yet."""
+        return self.vocabulary.settled(_as_list(ids), skip_special_tokens, begins)
+
+    def decode_batch(self, batch: Sequence[Ids], *, skip_special_tokens: bool = True, begins: bool = True) -> list[str]:
         """The texts of many sequences."""
         decode = self.vocabulary.decode
-        return [decode(_as_list(ids), skip_special_tokens) for ids in batch]
+        return [decode(_as_list(ids), skip_special_tokens, begins) for ids in batch]
+
+    def begins_behind(self, ids: Ids, *, skip_special_tokens: bool = True) -> bool:
+        """Returns whether a text begins anew behind a prompt of these ids: nothing of it is text."""
+        return self.vocabulary.begins_behind(_as_list(ids), skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
         """What a token spells in the middle of a text (for logprobs); a torn character is U+FFFD, see `token_bytes`."""
@@ -148,10 +204,10 @@ class Tokenizer:
             raise UsageError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
         return self.vocabulary.pieces[token_id].decode("utf-8", "replace")
 
-    def tokens_until(self, ids: Ids, end: int, *, skip_special_tokens: bool = True) -> int:
+    def tokens_until(self, ids: Ids, end: int, *, skip_special_tokens: bool = True, begins: bool = True) -> int:
         """How many tokens to keep when a stop string ends at character `end` of the decoded text: up to and including
         the token that completes it."""
-        return self.vocabulary.tokens_until(_as_list(ids), end, skip_special_tokens)
+        return self.vocabulary.tokens_until(_as_list(ids), end, skip_special_tokens, begins)
 
     @cached_property
     def response_template(self) -> ResponseTemplate | None:

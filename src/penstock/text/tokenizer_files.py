@@ -53,10 +53,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         )
     tokenizer_json = _read_bytes(path)
     _check_growth(tokenizer_json, path)
-    config = _read_json(folder / "tokenizer_config.json")
-    named = _named_tokens(config)
-    if "added_tokens_decoder" not in config:
-        named = _named_tokens(_read_json(folder / "special_tokens_map.json")) | named
+    config, named = _read_config(folder)
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     words = list(extra.values()) if isinstance(extra, dict) else extra
     if not isinstance(words, list):
@@ -70,6 +67,56 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         templates=_chat_templates(config, folder),
         response_template=config.get("response_template"),
     )
+
+
+class _Token(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Added(msgspec.Struct):
+    added_tokens: list[_Token] = []
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]  # Unigram's is a list of texts and scores
+
+
+class _Whole(msgspec.Struct):
+    model: _Model
+
+
+def read_end_of_text(folder: Path) -> int | None:
+    """Returns the id of the tokenizer's eos_token, without the third of a second in which a tokenizer is made. None
+    where it has none, or the folder no tokenizer. Raises TokenizerError for a broken file."""
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    config, named = _read_config(folder)
+    word = named.get("eos_token")
+    if word is None:
+        return None
+    for index, entry in _added_tokens(config.get("added_tokens_decoder") or {}, folder).items():
+        if entry["content"] == word:
+            return index
+    data = _read_bytes(folder / "tokenizer.json")
+    try:
+        for token in msgspec.json.decode(data, type=_Added).added_tokens:
+            if token.content == word:
+                return token.id
+        vocab = msgspec.json.decode(data, type=_Whole).model.vocab
+    except (msgspec.DecodeError, RecursionError):
+        return None  # no tokenizer at all, as who makes it is told
+    ids = vocab if isinstance(vocab, dict) else {text: index for index, (text, _) in enumerate(vocab)}
+    return ids.get(word)
+
+
+def _read_config(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns tokenizer_config.json, and the named tokens: the config's, and of an older folder the map's beside it."""
+    config = _read_json(folder / "tokenizer_config.json")
+    named = _named_tokens(config)
+    if "added_tokens_decoder" not in config:
+        named = _named_tokens(_read_json(folder / "special_tokens_map.json")) | named
+    return config, named
 
 
 class _Spec(msgspec.Struct):
@@ -89,6 +136,28 @@ def _check_growth(tokenizer_json: bytes, path: Path) -> None:
         raise TokenizerError(
             f"{path} has a normalizer that may make texts over {MOST_GROWTH} times as long: not served"
         )
+
+
+def prefixes(part: Any) -> bool:
+    """Returns whether a normalizer or pre-tokenizer, as tokenizer.json writes it, sets a space before a text."""
+    return bool(without_prefix(part) != part)
+
+
+def without_prefix(part: Any) -> Any:
+    """Returns the same normalizer or pre-tokenizer, one that sets no space before a text. None stays None."""
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind == "Sequence":
+        name = "normalizers" if "normalizers" in part else "pretokenizers"
+        return {**part, name: [without_prefix(each) for each in part[name] if each.get("type") != "Prepend"]}
+    if kind == "Prepend":
+        return None
+    if kind == "Metaspace" and part.get("prepend_scheme") != "never":
+        return {**part, "prepend_scheme": "never"}
+    if kind == "ByteLevel" and part.get("add_prefix_space"):
+        return {**part, "add_prefix_space": False}
+    return part
 
 
 def _growth(normalizer: Any) -> float:

@@ -13,6 +13,7 @@ A map of the three styles:
 
 from __future__ import annotations
 
+import codecs
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -130,8 +131,12 @@ class Vocabulary:
         """True for an id that decoding passes over as if it weren't there."""
         return (skip_special and token_id in self.special_ids) or token_id in self.unknown_ids
 
-    def join(self, ids: Sequence[int], skip_special: bool) -> bytes:
-        """The bytes of a whole text, before they are read as UTF-8 and before leading spaces are stripped."""
+    def begins_behind(self, ids: Sequence[int], skip_special: bool) -> bool:
+        """Returns whether a text begins anew behind these ids: none of them gives any."""
+        return not (self.style.strip_left or self.first_pieces) or all(self.is_silent(i, skip_special) for i in ids)
+
+    def join(self, ids: Sequence[int], skip_special: bool, begins: bool = True) -> bytes:
+        """The bytes of a text, before they are read as UTF-8 and leading spaces are stripped. begins: `decode`'s."""
         table = self.table(skip_special)
         try:
             data = b"".join(map(table.__getitem__, ids))
@@ -139,43 +144,60 @@ class Vocabulary:
             raise _outside(ids, len(table)) from None
         if ids and min(ids) < 0:
             raise _outside(ids, len(table))
-        if self.first_pieces:
+        if begins and self.first_pieces:
             first = next((index for index in ids if not self.is_silent(index, skip_special)), None)
             if first is not None and first in self.first_pieces:
                 data = self.first_pieces[first] + data[len(table[first]) :]
         return data
 
-    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        """The text of a whole sequence, equal to the tokenizers library's own `decode`."""
-        data = self.join(ids, skip_special)
+    def decode(self, ids: Sequence[int], skip_special: bool, begins: bool = True) -> str:
+        """The text of a sequence, equal to the tokenizers library's own `decode`. begins: whether it is a whole one;
+        one that goes on behind other text keeps the space that its first token begins with."""
+        data = self.join(ids, skip_special, begins)
         if not self.byte_ids:
-            return self.strip(data.decode("utf-8", "replace"))
+            return self.strip(data.decode("utf-8", "replace"), begins)
         try:
-            return self.strip(data.decode())
+            return self.strip(data.decode(), begins)
         except UnicodeDecodeError:
             heard = [index for index in ids if not self.is_silent(index, skip_special)]
             runs = groupby(heard, self.byte_ids.__contains__)
             parts = [(torn, [self.pieces[index] for index in run]) for torn, run in runs]
-            return self.strip("".join(read_run(run) if torn else b"".join(run).decode() for torn, run in parts))
+            text = "".join(read_run(run) if torn else b"".join(run).decode() for torn, run in parts)
+            return self.strip(text, begins)
 
-    def strip(self, text: str) -> str:
-        """Takes away the leading spaces that the decoder strips."""
-        count = min(self.style.strip_left, len(text) - len(text.lstrip(" "))) if self.style.strip_left else 0
-        return text[count:]
+    def settled(self, ids: Sequence[int], skip_special: bool, begins: bool = True) -> str:
+        """The text of a sequence that may go on, without a character that is torn at its end. Of a run of byte tokens
+        there nothing is known until it is UTF-8 as a whole."""
+        if not self.byte_ids:
+            data = self.join(ids, skip_special, begins)
+            return self.strip(codecs.utf_8_decode(data, "replace", False)[0], begins)
+        heard = [index for index in ids if not self.is_silent(index, skip_special)]
+        end = len(heard)
+        while end and heard[end - 1] in self.byte_ids:
+            end -= 1
+        run = [self.pieces[index] for index in heard[end:]]
+        return self.decode(heard if REPLACEMENT not in read_run(run) else heard[:end], skip_special, begins)
 
-    def tokens_until(self, ids: Sequence[int], end: int, skip_special: bool) -> int:
+    def strip(self, text: str, begins: bool = True) -> str:
+        """Takes away the leading spaces that the decoder strips where a text begins."""
+        count = self.style.strip_left if begins else 0
+        return text[min(count, len(text) - len(text.lstrip(" "))) :] if count else text
+
+    def tokens_until(self, ids: Sequence[int], end: int, skip_special: bool, begins: bool = True) -> int:
         """How many of `ids` are needed until the first `end` characters of their decoded text are complete."""
         if end <= 0:
             return 0
-        data = self.join(ids, skip_special)
+        data = self.join(ids, skip_special, begins)
         try:
             text = data.decode()
         except UnicodeDecodeError:
             # Not UTF-8 as a whole: some byte is torn. Rare, so that halving and decoding anew will do.
-            shown = self.decode(ids, skip_special)[:end]
+            shown = self.decode(ids, skip_special, begins)[:end]
             counts = range(len(ids))
-            return bisect_left(counts, True, key=lambda n: self.decode(ids[:n], skip_special).startswith(shown))
-        stripped = len(text) - len(self.strip(text))
+            return bisect_left(
+                counts, True, key=lambda n: self.settled(ids[:n], skip_special, begins).startswith(shown)
+            )
+        stripped = len(text) - len(self.strip(text, begins))
         wanted = len(text[: end + stripped].encode())
         table, left = self.table(skip_special), len(data)
         # From the end, since a stop string is nearly always found in the last token. Only the first token can have

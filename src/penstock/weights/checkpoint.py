@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.models.keys import read_json
 from penstock.models.text_part import TextOfWhole
+from penstock.weights.find import NO_GGUF
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 AGAIN = "download the checkpoint again"
@@ -152,7 +153,7 @@ def _why_no_weights(folder: Path) -> str:
             "take the model's safetensors, or save it once with transformers' save_pretrained"
         )
     if gguf:
-        return f"{folder} has weights only as GGUF ({gguf[0]}), which is not read: take the model's safetensors"
+        return f"{folder} has weights only as GGUF ({gguf[0]}), and {NO_GGUF}"
     return f"{folder} holds no weights: give a folder with {SINGLE} (or its shards and index), or load_format='dummy'"
 
 

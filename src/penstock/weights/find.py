@@ -12,7 +12,11 @@ from penstock.errors import CapacityError, CheckpointError, UsageError
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 HUB_NOT = ["*/*", "consolidated*"]
 
-_NO_GGUF = "and GGUF is not read: give the folder or hub id that it was made from, with config.json and safetensors"
+NO_GGUF = (
+    "GGUF is not read: give the folder or hub id that it was made from, or have transformers make one of it, by "
+    "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME, quantization_config=GgufConfig(dequantize=True)) and "
+    "AutoTokenizer.from_pretrained(FOLDER, gguf_file=NAME), and save_pretrained(OUT) of both"
+)
 
 
 def find_model(model: str, revision: str | None = None) -> Path:
@@ -28,7 +32,7 @@ def find_model(model: str, revision: str | None = None) -> Path:
             )
         return _model_in(Path(path), model)
     if path.lower().endswith(".gguf"):
-        raise CheckpointError(f"{model} is a GGUF file, {_NO_GGUF}")
+        raise CheckpointError(f"{model} is a GGUF file, and {NO_GGUF}")
     if os.path.exists(path):
         raise CheckpointError(f"{model} is a file: give the folder that holds config.json and the safetensors")
     if model.count("/") > 1 or model.startswith(("/", ".", "~")) or "\\" in model or not model.strip():
@@ -54,7 +58,7 @@ def _model_in(folder: Path, model: str) -> Path:
             "give its base model, and this as lora (--lora), which merges it into the weights"
         )
     if any(folder.glob("*.gguf")) and not (folder / "config.json").exists():
-        raise CheckpointError(f"{model} holds GGUF files, {_NO_GGUF}")
+        raise CheckpointError(f"{model} holds GGUF files, and {NO_GGUF}")
     return folder
 
 

@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.disk import sync_folder, why_not_written, write_whole
@@ -43,40 +43,32 @@ def write_quantized(
     keep_wide: Sequence[str] = (),
     adapter: Adapter | None = None,
     fp8_head: bool = False,
+    rounded: Path | None = None,
 ) -> None:
     """Writes `out`, a whole model folder. Shards that are there already are kept: they must be of this folder and kind.
 
     tell: hears a line for each shard. keep_wide: patterns (`*.down_proj`) of names of matrices that stay as they are;
     those that are multiplied together (q, k and v; gate and up) stay so together. adapter: merged in before.
     fp8_head: of kind fp8 the head is quantized too; one tied to the embedding, which stays wide, is written beside it.
+    rounded: a folder with matrices that are made already, each as it is to be stored, in `NAME.safetensors`.
 
     Raises CheckpointError for weights that are quantized already or not sound, UsageError for shapes that the kind
     doesn't fit and a pattern that fits nothing, CapacityError where the disk is full.
     """
     config = read_model_config(folder)
-    if config.quantization is not None:
-        raise CheckpointError(f"{folder} is quantized already ({config.quantization.method}): take the wide model")
-    model = model_written(config, kind, fp8_head)
-    made = {part.name.removesuffix(".weight"): part for part in _made_parts(model, keep_wide)}
-    kinds = {name: made_kind(kind, name) or kind for name in made}
+    kinds, group = kinds_written(folder, kind, keep_wide, fp8_head)
     untied = config.tie_word_embeddings and HEAD in kinds
-    group = min((made_group(made[name]) for name, of in kinds.items() if of == "int4"), default=0)
     shards: dict[Path, list[Entry]] = {}
-    if config.text_part is not None:
-        raise CheckpointError(
-            f"{folder} is a {config.text_part.architecture}, and quantized checkpoints are made of text alone: "
-            f"serve it with --quantization {kind}, which makes the numbers at load"
-        )
     for entry in read_entries(folder).values():
         shards.setdefault(entry.shard, []).append(entry)
     out.mkdir(parents=True, exist_ok=True)
     for number, (shard, entries) in enumerate(shards.items(), 1):
         if not (out / shard.name).exists():
-            stored = dict(_stored(entries, kinds, group, adapter, untied))
-            _save(stored, out / shard.name)
+            stored = dict(_stored(entries, kinds, group, adapter, untied, rounded))
+            save_whole(stored, out / shard.name)
         tell(f"shard {number} of {len(shards)}: {shard.name}")
     wide = [e.name for entries in shards.values() for e in entries if len(e.shape) == 2]
-    ignored = [name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in made]
+    ignored = [name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in kinds]
     raw = json.loads((folder / "config.json").read_text()) | ({"tie_word_embeddings": False} if untied else {})
     others = {name: of for name, of in kinds.items() if of != kind or name == HEAD}  # vLLM's head is no `Linear`
     if config.tie_word_embeddings and not untied and (head := made_kind(kind, HEAD)):
@@ -90,6 +82,26 @@ def write_quantized(
         kept = path.is_file() and any(fnmatch(path.name, each) for each in HUB_FILES)
         if kept and not any(fnmatch(path.name, each) for each in WRITTEN_HERE):
             shutil.copyfile(path, out / path.name)
+
+
+def kinds_written(
+    folder: Path, kind: MadeKind, keep_wide: Sequence[str] = (), fp8_head: bool = False
+) -> tuple[dict[str, MadeKind], int]:
+    """Returns what `write_quantized` makes of which matrices, by their names, and how many inputs of four bits share a
+    scale (0: there are none). Raises as it does."""
+    config = read_model_config(folder)
+    if config.quantization is not None:
+        raise CheckpointError(f"{folder} is quantized already ({config.quantization.method}): take the wide model")
+    model = model_written(config, kind, fp8_head)
+    made = {part.name.removesuffix(".weight"): part for part in _made_parts(model, keep_wide)}
+    kinds = {name: made_kind(kind, name) or kind for name in made}
+    group = min((made_group(made[name]) for name, of in kinds.items() if of == "int4"), default=0)
+    if config.text_part is not None:
+        raise CheckpointError(
+            f"{folder} is a {config.text_part.architecture}, and quantized checkpoints are made of text alone: "
+            f"serve it with --quantization {kind}, which makes the numbers at load"
+        )
+    return kinds, group
 
 
 def model_written(config: ModelConfig, kind: MadeKind, fp8_head: bool) -> Decoder:
@@ -128,12 +140,17 @@ def write_merged(folder: Path, out: Path, adapter: Adapter, tell: Callable[[str]
     out.mkdir(parents=True, exist_ok=True)
     for number, shard in enumerate(changed, 1):
         if not (out / shard.name).exists():
-            _save(dict(_stored(shards[shard], {}, 0, adapter)), out / shard.name)
+            save_whole(dict(_stored(shards[shard], {}, 0, adapter)), out / shard.name)
         tell(f"shard {number} of {len(changed)} that the adapter changes: {shard.name}")
 
 
 def _stored(
-    entries: list[Entry], kinds: dict[str, MadeKind], group: int, adapter: Adapter | None, untied: bool = False
+    entries: list[Entry],
+    kinds: dict[str, MadeKind],
+    group: int,
+    adapter: Adapter | None,
+    untied: bool = False,
+    rounded: Path | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """What the new shard holds of an old one's tensors. untied: the embedding's numbers are the head's too."""
     for entry, tensor in read_tensors(entries):
@@ -145,14 +162,15 @@ def _stored(
         elif untied and name == HEAD:
             continue  # the same once more
         if name in kinds:
-            stored = store(merged, kinds[name], group, tensor.dtype)
+            made = None if rounded is None else rounded / f"{name}.safetensors"
+            stored = load_file(made) if made and made.exists() else store(merged, kinds[name], group, tensor.dtype)
             yield from ((f"{name}.{suffix}", new) for suffix, new in stored.items())
         else:
             yield entry.name, merged.to(tensor.dtype, copy=True)
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    """Writes a shard whole or not at all."""
+def save_whole(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes a file of tensors whole or not at all. Raises CapacityError where the disk is full."""
     draft = path.with_name(path.name + ".part")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, metadata={"format": "pt"})

@@ -55,6 +55,12 @@ def test_what_was_ended_says_so(server: Running) -> None:
         assert line["choices"][0]["finish_reason"] == "abort"
 
 
+def shared_of(size: int = 4, **more: Any) -> dict[str, Any]:
+    """A body with a memory and a tensor."""
+    tensor = {"name": "a", "dtype": "F32", "shape": [1], **more}
+    return {"shared": {"memories": [{"kind": "shm", "size": size, "name": "m"}], "tensors": [tensor]}}
+
+
 @pytest.mark.parametrize(
     ("body", "error"),
     [
@@ -68,6 +74,10 @@ def test_what_was_ended_says_so(server: Running) -> None:
         ({"model_path": "/w", "mode": "drop"}, "Invalid enum value 'drop'"),
         ({"model_path": "/w", "path": "/w"}, "unknown field `path`"),
         ({"model_path": "/no/folder"}, "no folder /no/folder: name one"),
+        (shared_of(size=2**64), "shared has a size that is not from 0 to 2**63 - 1"),
+        (shared_of(offset=-1), "shared has a offset that is not"),
+        (shared_of(shape=[3, 2**70]), "shared has a shape that is not"),
+        (shared_of(memory=2**63), "shared has a memory that is not"),
     ],
 )
 def test_bad_input(server: Running, body: dict[str, Any], error: str) -> None:

@@ -47,14 +47,14 @@ def asking(server: Running) -> Iterator[Any]:
     def ask(**body: Any) -> Any:
         answers: list[httpx.Response] = []
         body = {"prompt": "x", **body}
-        threads.append(threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=30))))
+        threads.append(threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=120))))
         threads[-1].start()
-        return lambda thread=threads[-1]: thread.join(30) or answers[0]
+        return lambda thread=threads[-1]: thread.join(120) or answers[0]
 
     url = server.url + COMPLETIONS
     yield ask
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -156,7 +156,7 @@ def test_who_goes_away_while_it_is_tokenised_leaves_nothing(server: Running, mon
     plain = tokenizer.encode_batch
 
     def encode(texts: list[str], **more: Any) -> list[list[int]]:
-        going.wait(30)
+        going.wait(120)
         return plain(texts, **more)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
@@ -164,7 +164,7 @@ def test_who_goes_away_while_it_is_tokenised_leaves_nothing(server: Running, mon
     with connect(server.url) as connection:
         connection.sendall(request(long))
         server.wait_for(lambda: limits.reqs.total == 1)
-    late = httpx.post(server.url + COMPLETIONS, json={**long, "timeout": 0.1}, timeout=30)
+    late = httpx.post(server.url + COMPLETIONS, json={**long, "timeout": 0.1}, timeout=120)
     assert (late.status_code, late.json()["error"]["code"]) == (408, "timeout"), late.text
     server.wait_for(lambda: limits.reqs.total == limits.tokens.total == 0)
     going.set()
@@ -301,7 +301,7 @@ def test_streams_that_take_nothing_end_no_server_and_no_drain(tmp_path: Path, ho
     while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
         pass
     serving.end(signal.SIGTERM)
-    waiter.join(30)
+    waiter.join(120)
     assert answers[0].status_code == 200 and serving.process.returncode == 0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from server_fake import FakeEngine
-from service import COMPLETIONS, Serving, make_folder, wait_until
+from service import COMPLETIONS, Serving, make_folder, until
 
 from penstock.errors import UsageError
 from penstock.server.online.access_log import open_log
@@ -90,7 +90,7 @@ def test_metrics_count(serving: Serving) -> None:
     assert ask(serving, max_tokens=7, n=3, stream=True).status_code == 200
     assert ask(serving, max_tokens=5).status_code == 200
     made = "generation_tokens_total"  # the engine's own count comes with its next word
-    assert wait_until(lambda: names(serving)[made] == before[made] + 26, 10) is not None
+    until(lambda: names(serving)[made] == before[made] + 26)
     rise = {name: value - before[name] for name, value in names(serving).items()}
     assert rise["request_success_total"] == 4 and rise["e2e_request_latency_seconds_count"] == 2
     assert rise[made] == rise["request_generation_tokens_sum"] == 26
@@ -111,12 +111,12 @@ def test_expected_finish_and_aborts(tmp_path: Path) -> None:
             "POST", serving.url + COMPLETIONS, json={"prompt": [9], "n": 20, "max_tokens": 400, "stream": True}
         ):
             expected = "penstock:expected_seconds_left"
-            assert wait_until(lambda: serving.metrics()[expected] > 5, 30) is not None  # 20 samples of 8 s, 8 at once
+            until(lambda: serving.metrics()[expected] > 5)
             assert serving.metrics()["penstock:generation_tokens_per_second"] > 50
             limit = "penstock:hardware_limit_perc"
-            assert wait_until(lambda: serving.metrics()[limit] > 0, 30) is not None
+            until(lambda: serving.metrics()[limit] > 0)
             assert 0.2e-3 / 0.5 < serving.metrics()[limit] < 0.05  # 0.24 ms of weights and KV in steps of 20 ms
-        assert wait_until(serving.at_rest, 10) is not None
+        until(serving.at_rest)
         said = serving.metrics()
         assert said[expected] == said["penstock:generation_tokens_per_second"] == said[limit] == 0
         assert said['penstock:request_success_total{finished_reason="abort"}'] == 20
@@ -137,7 +137,7 @@ def test_the_access_log(serving: Serving) -> None:
     httpx.request("PATCH", serving.url + "/v1/models/" + secret, headers=KEY)
     for quiet in ("/health", "/health/live", "/metrics"):
         httpx.get(serving.url + quiet, headers=KEY)
-    assert wait_until(lambda: len(lines(serving.folder)) == at + 6, 10) is not None
+    until(lambda: len(lines(serving.folder)) == at + 6)
     whole, streamed, bad, keyless, nowhere, strange = lines(serving.folder)[at:]
     assert whole["request_id"].startswith("cmpl-") and re.fullmatch(r"2\d{3}-\d\d-\d\dT[\d:.]{12}Z", whole["time"])
     assert (whole["route"], whole["status"], whole["key"], whole["n"]) == (COMPLETIONS, 200, CALLED, 2)
@@ -187,7 +187,7 @@ def test_who_left_is_in_the_log(serving: Serving) -> None:
         "POST", serving.url + COMPLETIONS, headers=KEY, json={"prompt": "x", "max_tokens": 200, "n": 2, "stream": True}
     ) as answer:
         next(answer.iter_raw())
-    assert wait_until(lambda: len(lines(serving.folder)) > at, 10) is not None
+    until(lambda: len(lines(serving.folder)) > at)
     serving.order()
     (left,) = lines(serving.folder)[at:]
     assert left["finish_reasons"] == {"abort": 2} and 0 < left["output_tokens"] < 400

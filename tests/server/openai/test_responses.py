@@ -13,6 +13,10 @@ import pytest
 from server_fake import Running, make_tokenizer, running_server
 from tool_cases import ANSWER, CITY, PARSERS, TEMPLATE
 
+from penstock.server.openai.output_items import OutputItems
+from penstock.server.openai.responses_forms import read_responses
+from penstock.text.answers.pieces import AnswerPiece
+
 pytestmark = pytest.mark.torch
 pytest.importorskip("llguidance")
 
@@ -82,6 +86,45 @@ def test_items_become_messages_and_an_answers_own_go_back(client: openai.OpenAI,
         "<tool_call>get_weather Genoa</tool_call><tool_call>ping </tool_call>\n"
         f"<tool>sunny[{ids[0]}]\n<tool>sunny[{ids[1]}]\n<assistant>"
     )
+
+
+def test_what_the_assistant_thinks_says_and_calls_is_one_turn() -> None:
+    def turns(*items: Any) -> list[tuple[Any, ...]]:
+        body = json.dumps({"input": [{"role": "user", "content": "x"}, *items]}).encode()
+        return [
+            (m.thought, m.text, [call.id for call in m.tool_calls or []]) if m.role == "assistant" else m.role
+            for m in read_responses(body).messages[1:]
+        ]
+
+    def think(*texts: str) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": t} for t in texts]}
+
+    def say(text: str) -> dict[str, Any]:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [part]}
+
+    def call(known: str) -> dict[str, Any]:
+        return {"type": "function_call", "call_id": known, "name": "f", "arguments": "{"}
+
+    gave = {"type": "function_call_output", "call_id": "c", "output": "y"}
+    user = {"role": "user", "content": "z"}
+    assert turns(think("a", "b"), think("c"), say("d"), call("e"), call("f")) == [("a\nb\nc", "d", ["e", "f"])]
+    assert turns(think("a")) == [("a", "", [])] == turns(think("a"), user)[:1]
+    assert turns(think("a"), call("c"), gave, think("b"), call("d")) == [("a", "", ["c"]), "tool", ("b", "", ["d"])]
+    assert turns(say("a"), call("c"), say("b")) == [(None, "ab", ["c"])]
+    assert turns(call("c"), think("a"), call("d")) == [("a", "", ["c", "d"])]
+    assert turns(think("a"), say("b"), think("c"), say("d")) == [("a", "b", []), ("c", "d", [])]
+    assert turns(say("a"), say("b"), user) == [(None, "a", []), (None, "b", []), "user"]
+    assert turns(say("a"), think("b")) == [("b", "a", [])]
+
+
+def test_an_answer_of_nothing_is_a_message(client: openai.OpenAI, server: Running) -> None:
+    server.engine.says = ""
+    made = client.responses.create(model="fake", input="x")
+    assert (made.output_text, [item.type for item in made.output]) == ("", ["message"])
+    items = OutputItems()
+    events = [*items.take(AnswerPiece("content", "")), *items.close("completed")]
+    assert [name for name, _ in events] == [name for name in EVENTS[8:14] if not name.endswith("delta")]
 
 
 EVENTS = [
@@ -189,7 +232,6 @@ def test_an_error_amid_a_stream_is_its_last_event(client: openai.OpenAI, server:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]}, "input"),
         ({"input": "x" * 5000}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),

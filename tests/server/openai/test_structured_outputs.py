@@ -58,6 +58,17 @@ def as_schema(**more: Any) -> dict[str, Any]:
         ),
         ({"structured_outputs": {}, "response_format": None}, None),
         ({"response_format": TAG}, StructuredOutputsParams(structural_tag=TAG)),
+        (
+            {
+                "response_format": as_schema(schema=SCHEMA, strict=True),
+                "structured_outputs": {"whitespace_pattern": " "},
+            },
+            StructuredOutputsParams(json=TEXT, whitespace_pattern=" "),
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"disable_any_whitespace": True}},
+            StructuredOutputsParams(json_object=True, disable_any_whitespace=True),
+        ),
         ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, StructuredOutputsParams(structural_tag=TAG)),
     ],
     ids=lambda value: str(value)[:60],
@@ -73,6 +84,12 @@ def test_what_a_form_becomes(server: Running, path: str, body: dict[str, Any], w
     [
         ({"guided_json": SCHEMA}, "guided_json", "structured_outputs: {json: ...}"),
         ({"guided_choice": ["a"]}, "guided_choice", "structured_outputs: {choice: [...]}"),
+        (
+            {"guided_whitespace_pattern": " "},
+            "guided_whitespace_pattern",
+            "structured_outputs: {json: ..., whitespace_pa",
+        ),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs", "takes exactly one of"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
         ({"structured_outputs": {"json": ONE_OF}}, "structured_outputs", "oneOf constraints are not supported"),
         ({"response_format": as_schema(schema=ONE_OF, strict=True)}, "structured_outputs", "oneOf"),

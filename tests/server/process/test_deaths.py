@@ -18,7 +18,7 @@ import httpx
 import pytest
 from deaths import Outcome, Waiters, drain, loop
 from fake_runner import Orders, expected
-from service import COMPLETIONS, Serving, make_folder, wait_until
+from service import COMPLETIONS, Serving, make_folder, until, wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -102,12 +102,12 @@ def test_three_probes(tmp_path: Path) -> None:
     with Serving(tmp_path, limits={"step_timeout": 4.0}) as serving:
 
         def probe(name: str) -> int:
-            return httpx.get(f"{serving.url}/health/{name}", timeout=30).status_code
+            return httpx.get(f"{serving.url}/health/{name}", timeout=120).status_code
 
         assert [probe(name) for name in ("live", "ready", "engine")] == [200, 200, 200]
         serving.order(held=True)
         load = Waiters(serving.url, 2)
-        assert wait_until(lambda: probe("engine") == 503, 30) is not None  # a quarter of the step timeout
+        until(lambda: probe("engine") == 503)
         state = httpx.get(f"{serving.url}/health/engine").json()
         assert state["alive"] and 1 <= state["seconds_since_step"] < 4 and state["step_timeout"] == 4
         assert [probe(name) for name in ("live", "ready")] == [200, 200]

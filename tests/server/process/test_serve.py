@@ -22,8 +22,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from lm_eval_tasks import lm_eval, write_tasks
 
-from penstock.demo import model_folder, problems_file
+from penstock.demo import model_folder
 from penstock.row_table import RANGES
 
 pytestmark = pytest.mark.torch
@@ -308,73 +309,6 @@ def test_curl_in_its_ways(url: str, how: tuple[str, ...]) -> None:
 
 # --- lm_eval
 
-TASKS = {
-    "sums_choice": """
-output_type: multiple_choice
-doc_to_text: "Question: {{question}}\\nAnswer:"
-doc_to_target: label
-doc_to_choice: choices
-metric_list: [{metric: acc}, {metric: acc_norm}]
-""",
-    "sums_free": """
-output_type: generate_until
-doc_to_text: "Question: {{question}}\\nAnswer:"
-doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["\\n\\n", "####"], max_gen_toks: 64, temperature: 0.0, do_sample: false}
-metric_list: [{metric: exact_match}]
-""",
-    "sums_text": """
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "Question: {{question}}\\nAnswer: {{answer}}"
-metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
-""",
-}
-
-
-def write_tasks(folder: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in problems_file().read_text().splitlines()[:6]]
-    for at, row in enumerate(rows):
-        right = row["answer"].split("#### ")[-1]
-        row["choices"] = [right, str(int(right) + 1), "nobody knows"]
-        row["label"] = 0
-        if at % 2:
-            row["choices"].reverse()
-            row["label"] = 2
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, task in TASKS.items():
-        data = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder / 'rows.jsonl'}}}}}\n"
-        rest = "test_split: test\nnum_fewshot: 0\nmetadata: {version: 1}\n"
-        (folder / f"{name}.yaml").write_text(f"task: {name}\n{data}{rest}{task.lstrip()}")
-    return rows
-
-
-def lm_eval(
-    folder: Path, url: str, name: str, *more: str, together: int
-) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """Its results, and its samples by task, in the order of the rows. together: prompts of one body."""
-    arguments = {"model": "demo", "base_url": url + COMPLETIONS, "tokenizer": str(model_folder()), "max_retries": 1}
-    known = ",".join(f"{key}={value}" for key, value in arguments.items())
-    command = [
-        sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", ",".join((known, *more)),
-        "--tasks", ",".join(TASKS), "--include_path", str(folder), "--output_path", str(folder / name), "--log_samples",
-        "--batch_size", str(together),
-    ]  # fmt: skip
-    offline = {
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(folder / "hf"),
-        "OPENAI_API_KEY": "none",
-    }
-    made = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**os.environ, **offline})
-    assert made.returncode == 0, made.stderr[-3000:]
-    (results,) = (folder / name).rglob("results_*.json")
-    samples = {}
-    for task in TASKS:
-        (path,) = (folder / name).rglob(f"samples_{task}_*.jsonl")
-        samples[task] = sorted(map(json.loads, path.read_text().splitlines()), key=lambda sample: sample["doc_id"])
-    return json.loads(results.read_text())["results"], samples
-
 
 class Reference:
     """The same weights in transformers, one text at a time."""
@@ -425,7 +359,10 @@ def test_lm_eval_measures_what_transformers_does(
     url: str, tmp_path: Path, reference: Reference, name: str, together: int, how: tuple[str, ...]
 ) -> None:
     rows = write_tasks(tmp_path)
-    results, samples = lm_eval(tmp_path, url, name, *how, together=together)
+    results, samples = lm_eval(
+        tmp_path, name, "local-completions", *how, together=together,
+        model="demo", base_url=url + COMPLETIONS, tokenizer=model_folder(), max_retries=1,
+    )  # fmt: skip
     prompts = [f"Question: {row['question']}\nAnswer:" for row in rows]
 
     right = 0

@@ -26,7 +26,7 @@ def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.
     """Works out, once for all layers of a kind, what their rows turn by, where K and V go, and the decode tiles."""
     decode = inputs.decode_for(kind.window)
     rotary = plan_rotary(cos_sin, inputs, kind.heads, kind.kv_heads)
-    return KindPlan(rotary, None if decode is None or not inputs.rows else plan_decode(decode, kind, dtype))
+    return KindPlan(rotary, None if decode is None or not inputs.rows else plan_decode(decode, kind))
 
 
 def attention(

@@ -18,8 +18,12 @@ from torch import Tensor
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import AttentionKind, DecodeInputs
 from penstock.kernels.layer_kv import TURNED, LayerKv
+from penstock.kernels.reference.row_calls import batches_keep
 from penstock.kernels.reference.tiles import Tile, cut
 
+# Tokens whose weighted values are summed at once. MKL sums up to 192 terms in one go on AMD, 240 by AVX2 and 384 by
+# AVX-512 on Intel; more it cuts by their number.
+RUN = 192
 Flat = Tensor | tuple[Tensor, Tensor]  # K and V as `_flat` gives them
 
 
@@ -42,9 +46,9 @@ class DecodePlan:
         return held[:size].view(shape)
 
 
-def plan_decode(decode: DecodeInputs, kind: AttentionKind, dtype: torch.dtype) -> DecodePlan:
-    """Cuts a step's rows into tiles. dtype: of queries."""
-    plan = DecodePlan(cut(decode, kind.heads, kind.kv_heads, kind.window, exact=dtype != torch.bfloat16))
+def plan_decode(decode: DecodeInputs, kind: AttentionKind) -> DecodePlan:
+    """Cuts a step's rows into tiles."""
+    plan = DecodePlan(cut(decode, kind.heads, kind.kv_heads, kind.window))
     order = np.concatenate([tile.rows for tile in plan.tiles])
     rows = decode.rows.shape[0]
     if not np.array_equal(order, np.arange(rows)):
@@ -94,7 +98,7 @@ def _attend(
     tile: Tile, queries: Tensor, flat: Flat, plan: DecodePlan, softcap: float | None, dtype: torch.dtype,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """[Hkv * R, G, D], of float32, or of bfloat16 where the model is."""
+    """[Hkv * R, G, D], of float32 or bfloat16: `_weighted`'s."""
     kv_heads, rows, share, width = queries.shape
     own_k, own_v = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
     own = _scores("own", queries.view(-1, share, width), own_k, plan, softcap).view(kv_heads, rows, share, tile.own)
@@ -153,14 +157,24 @@ def left_of(scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 def _weighted(name: str, weights: Tensor, values: Tensor, plan: DecodePlan, dtype: torch.dtype) -> Tensor:
-    """weights [..., tokens] float32, `_gather`'s values -> [batch, m, D]: bf16 in such a model, else float32.
+    """weights [..., tokens] float32, `_gather`'s values -> [batch, m, D]: bf16 in such a model where the
+    processor's products of it leave a row's bits alone, else float32.
 
     torch multiplies strided batches one matrix at a time, so the weights are laid out one after the other first.
+    Float32 sums over own tokens go in runs of RUN: MKL cuts longer ones by their number, and so by how a row is padded.
+    Within a run, and by whole runs, padding adds zeros.
     """
-    kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    in_bf16 = dtype == torch.bfloat16 and batches_keep(dtype, torch.get_num_threads())
+    kind = torch.bfloat16 if in_bf16 else torch.float32
     flat = _as(kind, name + "_w", weights, plan).view(values.shape[0], -1, weights.shape[-1])
     values = _as(kind, name + "_v", values, plan)
-    return _product(flat, values if values.dim() == 3 else values.flatten(1, 2))
+    values = values if values.dim() == 3 else values.flatten(1, 2)
+    if kind != torch.float32 or name != "own":
+        return torch.bmm(flat, values)
+    mixed = _product(flat[..., :RUN], values[:, :RUN])
+    for first in range(RUN, values.shape[1], RUN):
+        mixed += _product(flat[..., first : first + RUN], values[:, first : first + RUN])
+    return mixed
 
 
 def _as(dtype: torch.dtype, name: str, part: Tensor, plan: DecodePlan) -> Tensor:
@@ -171,8 +185,9 @@ def _as(dtype: torch.dtype, name: str, part: Tensor, plan: DecodePlan) -> Tensor
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a [batch, m, k] @ b [batch, k, n]. MKL splits a batch of one among threads by rows of a, and moves last bits."""
-    if a.shape[0] == 1 and a.shape[1] % 4 and a.dtype == torch.float32:
+    """a [batch, m, k] @ b [batch, k, n], float32. A batch of one is doubled: alone MKL splits it among threads by m and
+    k, and moves last bits."""
+    if a.shape[0] == 1:
         done = torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
         return done if out is None else out.copy_(done)
     return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_SCALE, LOW_BY, Form, Fp8Rows, Rows, TakesWideRows
+from penstock.kernels.reference.linear import linear
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,9 +29,9 @@ def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor
     """x [T, in] -> x @ (scale * weight).T + bias, [T, out], of the model's dtype; scales are applied in float32."""
     if isinstance(x, Fp8Rows):
         numbers = x.numbers.float() if x.low is None else x.numbers.float() + x.low.float() / LOW_BY
-        out = F.linear(numbers, matrix.numbers.float()).mul_(x.scale).mul_(matrix.scale)
+        out = linear(numbers, matrix.numbers.float()).mul_(x.scale).mul_(matrix.scale)
     else:
-        out = F.linear(x, matrix.numbers.to(x.dtype)).float().mul_(matrix.scale)
+        out = linear(x, matrix.numbers.to(x.dtype)).float().mul_(matrix.scale)
     return (out if bias is None else out.add_(bias.float())).to(matrix.dtype)
 
 

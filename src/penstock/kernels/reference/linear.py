@@ -5,8 +5,8 @@ on 2 cores of a Zen 5 against F.linear: bf16 1.7 to 3 times at 1 to 32 rows and 
 times (F.linear takes MKL, which runs a slow path on AMD); fp16, which this processor cannot multiply, 12 times, over
 packed fp32.
 
-A row's result does not move with the number of rows: bf16 products never do; fp32 ones do below about 12 rows, by other
-kernels for few rows, and so are padded to 16 (tests/kernels/test_linear.py).
+A row's result does not move with the number of rows in float32, nor in bfloat16 where the library keeps it: see
+row_calls.py (tests/kernels/test_linear.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROW_MULTIPLE = 16
+from penstock.kernels.reference.row_calls import RowCalls, multiplied, pack, packed_calls, packed_product, plain_calls
+
 WIDENED_AT_ONCE = 2**22  # numbers
 # oneDNN makes a kernel for each shape that it meets, and a step's rows and lengths come in thousands of them. It and
 # torch's layer over it (ideep) keep 1,024 each: 0.7 GB after 20 minutes of mixed load on the demo model, and growing.
@@ -36,23 +37,22 @@ class PackedWeight:
 
 def prepare_linear(weight: Tensor) -> Tensor | PackedWeight:
     """weight [out, in] as `linear` takes it. The weight itself isn't needed afterwards."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available() or weight.numel() == 0:
+    if weight.device.type != "cpu" or weight.numel() == 0 or not _packs(weight.dtype):
         return weight.contiguous()
-    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return weight.contiguous()  # a processor that has AVX2 at most: oneDNN refuses bf16 there, F.linear takes it
     for name, number in KEPT_KERNELS.items():
         os.environ.setdefault(name, number)  # read when the first product is made
     wide = weight.float() if weight.dtype == torch.float16 else weight
-    return PackedWeight(torch.ops.mkldnn._reorder_linear_weight(wide.contiguous(), None), weight.dtype)
+    return PackedWeight(pack(wide), weight.dtype)
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """x [T, in] -> x @ weight.T + bias, [T, out]."""
     if isinstance(weight, PackedWeight):
         return _packed(x, weight, bias)
-    if x.dtype == torch.float32 and x.device.type == "cpu":
-        return F.linear(_pad(x), weight, bias)[: x.shape[0]]
-    return F.linear(x, weight, bias)
+    if x.device.type != "cpu":
+        return F.linear(x, weight, bias)
+    calls = plain_calls(x.dtype, torch.get_num_threads())
+    return multiplied(x, calls, lambda some: F.linear(some, weight, bias))
 
 
 def linear_gated(x: Tensor, weight: Tensor | PackedWeight, activation: str) -> None:
@@ -67,22 +67,32 @@ def widened_linear(x: Tensor, outputs: int, worth: Callable[[slice], Tensor], bi
     if x.dtype == torch.float16 and x.device.type == "cpu":
         x, bias = x.float(), None if bias is None else bias.float()  # few processors multiply it
     each = max(1, WIDENED_AT_ONCE // x.shape[1])
+    packs = x.device.type == "cpu" and _better_packed(x.dtype)
     for first in range(0, outputs, each):
         rows = slice(first, first + each)
-        out[:, rows] = linear(x, worth(rows).to(x.dtype), None if bias is None else bias[rows])
+        weight = worth(rows).to(x.dtype)
+        out[:, rows] = linear(x, prepare_linear(weight) if packs else weight, None if bias is None else bias[rows])
     return out
 
 
+def _packs(dtype: torch.dtype) -> bool:
+    """Returns whether weights of that dtype are packed here: oneDNN refuses bfloat16 where there is AVX2 at most, and
+    F.linear takes it."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _better_packed(dtype: torch.dtype) -> bool:
+    """Returns whether a row keeps its bits with packed weights, and with plain ones in calls of few rows at best."""
+    threads = torch.get_num_threads()
+    if plain_calls(dtype, threads) == RowCalls(None, True):
+        return False
+    return _packs(dtype) and packed_calls(dtype, threads).keeps
+
+
 def _packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    if weight.dtype == torch.bfloat16:
-        return torch.ops.mkldnn._linear_pointwise(x, weight.packed, bias, "none", [], "")
     if weight.dtype == torch.float16:
-        bias = None if bias is None else bias.float()
-    rows = x.shape[0]
-    out = torch.ops.mkldnn._linear_pointwise(_pad(x.float()), weight.packed, bias, "none", [], "")
-    return out[:rows].to(weight.dtype)
-
-
-def _pad(x: Tensor) -> Tensor:
-    short = -x.shape[0] % ROW_MULTIPLE
-    return F.pad(x, (0, 0, 0, short)) if short else x
+        x, bias = x.float(), None if bias is None else bias.float()
+    calls = packed_calls(x.dtype, torch.get_num_threads())
+    return multiplied(x, calls, packed_product(weight.packed, bias)).to(weight.dtype)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -98,7 +99,17 @@ def pack_vnni(numbers: Tensor, scale: Tensor, dtype: torch.dtype, by_fbgemm: boo
 def _goes_as_integers(numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> bool:
     whole_rows = numbers.dtype == torch.int8 and scale.shape[1] == 1 and zero is None
     fast = dtype != torch.float32 and numbers.shape[1] <= LONGEST and torch.cpu._is_vnni_supported()
-    return whole_rows and fast
+    return whole_rows and fast and sums_are_exact(has_fbgemm())
+
+
+@cache
+def sums_are_exact(by_fbgemm: bool) -> bool:
+    """Returns whether a library's sums of products of bytes are: without VNNI (ONEDNN_MAX_CPU_ISA may say so of oneDNN)
+    pairs of them are added in 16 bits, which hold no two of the largest."""
+    into = 64
+    numbers = torch.full((16, into), 127, dtype=torch.int8)
+    matrix = pack_vnni(numbers, torch.ones(16), torch.float32, by_fbgemm)
+    return bool((_sums(torch.full((2, into), 127.0), matrix) == into * 127**2).all())
 
 
 def _four(numbers: Tensor, scale: Tensor, zero: Tensor | None, group: int) -> FourMatrix:

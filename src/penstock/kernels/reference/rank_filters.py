@@ -27,7 +27,7 @@ _PIECE = 1 << 22  # logits that are held at once, in several forms
 def filtered(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart) -> Tensor:
     """logits [n, some of the vocabulary] float32 of rows that ask for filters -> tokens [n] int32, any where a row's
     logits are not finite. A greedy row gets its greedy token."""
-    step = max(1, _PIECE // logits.shape[1])
+    step = max(1, _PIECE // part.largest_share)
     parts = [
         _piece(logits[first : first + step], _rows(inputs, slice(first, first + step)), part)
         for first in range(0, logits.shape[0], step)

@@ -54,24 +54,16 @@ class _Part:
     own_blocks: int
 
 
-def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None, exact: bool) -> list[Tile]:
-    """The tiles of a step. `exact`: fp32 sums; pad own tokens only to lengths that leave each bit of them alone."""
+def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None) -> list[Tile]:
+    """The tiles of a step."""
     row_ids = decode.rows.to(torch.int64)
     lengths = decode.position.cpu().numpy().astype(np.int64) + 1
     skip = decode.skip.cpu().numpy().astype(np.int64)
     first = skip if window is None else np.maximum(skip, lengths - window)
     first_block = first // BLOCK_SIZE
     own_blocks = np.maximum(-(-lengths // BLOCK_SIZE) - first_block, 1)
-    if exact:
-        own_blocks = _safe_blocks(own_blocks)
     parts = [*_group_parts(decode, own_blocks, heads, kv_heads), *_alone_parts(decode, own_blocks, kv_heads)]
     return [_tile(part, decode, row_ids, first, first_block, lengths, kv_heads) for part in parts]
-
-
-def _safe_blocks(blocks: Int) -> Int:
-    """MKL sums 193 to 383 terms in two halves, fewer in one go, more in runs of 384. So those lengths are padded to
-    384, and padding elsewhere adds zeros at the end of a run (measured; tests/kernels/test_rows_alone.py holds it)."""
-    return np.where((blocks > 12) & (blocks < 24), 24, blocks)
 
 
 def _group_parts(decode: DecodeInputs, own_blocks: Int, heads: int, kv_heads: int) -> list[_Part]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Receive
 
+from penstock.engine.client import NONE_LEFT
 from penstock.engine.group_stop import STOP_WHEN
 from penstock.errors import UsageError
 from penstock.request import Delta
@@ -50,6 +51,7 @@ class ActiveCall:
                     background=background,
                     tenant=call.tenant,
                     salt=call.salt,
+                    answers=call.answers,
                 )
                 self.streams.append(stream)
         except BaseException:
@@ -113,6 +115,8 @@ class ActiveCall:
                     raise UsageError(delta.error, param=STOP_WHEN)
                 if self.call.sampling.structured_outputs is not None:  # of what was asked, as far as anyone can tell
                     raise UsageError(delta.error, param="structured_outputs")
+                if delta.error == NONE_LEFT:
+                    raise UsageError(delta.error, param="allowed_token_ids")
                 raise SampleError(delta.error)
             if delta.finish_reason is not None and self.ticket is not None:
                 self.ticket.ended(1)

@@ -46,6 +46,7 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
         raise HttpError("weights come from model_path or from shared: give one of the two", param="model_path")
     if form.shared is not None:
         _check_known(raw["shared"])
+        _check_numbers(form.shared)
     try:
         word = Control(UPDATE, form.mode, form.model_path or "", form.weights_version, form.shared)
         await state.client.control(word)
@@ -61,6 +62,16 @@ def _check_known(shared: dict[str, Any]) -> None:
         for told in shared[each] if each else [shared]:
             for name in sorted(told.keys() - known)[:1]:
                 raise HttpError(f"shared has an unknown field {name[:80]!r}: leave it out", param="shared")
+
+
+def _check_numbers(shared: SharedWeights) -> None:
+    """Raises HttpError for a number that no memory has, and no message to the engine holds."""
+    sizes = [("size", memory.size) for memory in shared.memories]
+    for tensor in shared.tensors:
+        sizes += [("offset", tensor.offset), ("memory", tensor.memory), *(("shape", length) for length in tensor.shape)]
+    for name, value in sizes:
+        if not 0 <= value < 2**63:
+            raise HttpError(f"shared has a {name} that is not from 0 to 2**63 - 1", param="shared")
 
 
 async def post_reset_prefix_cache(state: AppState, request: Request) -> Response:

@@ -13,7 +13,7 @@ from penstock.errors import UsageError
 from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError
-from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt
+from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt, template_of
 from penstock.text.answers.answer_grammar import around
 from penstock.text.answers.harmony import HarmonyReader
 from penstock.text.answers.pieces import Reader
@@ -54,7 +54,7 @@ class AnswerReading:
         self._sampling, self._asked = sampling, sampling.structured_outputs
         self._called = form.called_tools
         self._parallel = form.parallel_tool_calls and not (form.must_call and form.tool_choice != "required")
-        source, named = tools.tokenizer.chat_templates.get("default", ""), tools.parsers.tool_call_parser
+        source, named = template_of(form, tools.tokenizer), tools.parsers.tool_call_parser
         self._template = tools.tokenizer.response_template if named == TEMPLATE else None
         known = named if named in FORMATS else format_of(source)
         self._format: CallFormat | None = FORMATS[known] if self._called else None

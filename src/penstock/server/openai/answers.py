@@ -233,7 +233,10 @@ class CompletionAnswer(BaseAnswer):
     def _prompt_listed(self, at: int, prompt: TokenizedPrompt, positions: Any) -> Listed:
         found = self._prompt_lists.get(at)
         if found is None:
-            found = self._prompt_lists[at] = completion_logprobs(prompt.ids, positions or [], self._spell, 0)
+            # Counted from the end: the prompt's text may lack what its first tokens spell, BOS or a space.
+            spelt = sum(len(self._spell.text(token)) for token in prompt.ids)
+            begin = len(self._opening(at * self._call.sampling.n, prompt)) - spelt
+            found = self._prompt_lists[at] = completion_logprobs(prompt.ids, positions or [], self._spell, begin)
         return found
 
 

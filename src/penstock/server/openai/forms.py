@@ -18,7 +18,7 @@ from penstock.server.openai.json_budget import check_values
 from penstock.server.openai.tool_forms import Json, NamedTool, ToolCall, ToolChoice, ToolForm
 from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, sift
 from penstock.text.answers.tool import Tool, check_tools
-from penstock.text.chat import OPTIONS, check_options
+from penstock.text.chat import MAY_SAY_NOTHING, OPTIONS, check_options
 
 # What msgpack carries, and str() writes: an integer of 5,000 digits ends here.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -151,7 +151,8 @@ class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message of a chat. An assistant's may have tool calls in place of content; a tool's says which it answers."""
+    """One message of a chat. An assistant's may have tool calls or reasoning in place of content; a tool's says which
+    call it answers."""
 
     role: Role
     content: str | list[TextPart] | None = None
@@ -364,7 +365,7 @@ def _message(raw: Any, where: str) -> Any:
             raise HttpError(message, param=f"{where}.{name}")
     if isinstance(role, str) and role not in ROLES:
         raise HttpError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    if "content" not in kept and not kept.get("tool_calls"):
+    if "content" not in kept and role not in MAY_SAY_NOTHING:
         raise HttpError(f"{where}.content is missing: text, or a list of text parts", param=f"{where}.content")
     content = kept.get("content")
     for at, part in enumerate(content if isinstance(content, list) else ()):

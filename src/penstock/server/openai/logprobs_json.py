@@ -125,7 +125,8 @@ def completion_object(parts: Sequence[Listed]) -> bytes:
 
 
 def completion_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, offset: int) -> Listed:
-    """Writes the object of these tokens; `offset` is where their text begins."""
+    """Writes the object of these tokens; `offset` is where their text begins, below 0 where its first tokens are not
+    shown: they are at 0."""
     if len(ids) == 1 and isinstance(positions, LazyLogprobs) and not positions.columns[3].shape[1]:
         return _one(ids[0], positions, spell, offset)
     if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
@@ -141,7 +142,7 @@ def completion_logprobs(ids: Sequence[int], positions: Positions, spell: Spellin
         top = b"{" + _alternating(words, rest) + b"}"
     lengths = tables.lengths[tokens]
     ends = lengths.cumsum(dtype=np.int64) + offset
-    return Listed(b",".join(words), numbers, top, _encode((ends - lengths).tolist())[1:-1], int(ends[-1]))
+    return Listed(b",".join(words), numbers, top, _encode(np.maximum(ends - lengths, 0).tolist())[1:-1], int(ends[-1]))
 
 
 def _one(token: int, position: LazyLogprobs, spell: Spelling, offset: int) -> Listed:
@@ -149,7 +150,7 @@ def _one(token: int, position: LazyLogprobs, spell: Spelling, offset: int) -> Li
     _check_length((token,), position)
     word, number = spell.tables.words[token], _encode(_floor(float(position.columns[1][0])))
     end = offset + int(spell.tables.lengths[token])
-    return Listed(word, number, b"{%b:%b}" % (word, number), b"%d" % offset, end)
+    return Listed(word, number, b"{%b:%b}" % (word, number), b"%d" % max(0, offset), end)
 
 
 def _with_likely(
@@ -243,7 +244,7 @@ def _plain_completion(ids: Sequence[int], positions: Positions, spell: Spelling,
     for token, position in zip(ids, positions, strict=True):
         word = spell.text(token)
         tokens.append(word)
-        offsets.append(offset)
+        offsets.append(max(0, offset))
         offset += len(word)
         if position is None or token not in position:
             chosen.append(None)

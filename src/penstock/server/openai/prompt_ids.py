@@ -186,13 +186,19 @@ def _template_kwargs(form: ChatForm, tokenizer: Tokenizer) -> Json | None:
     effort, given = form.reasoning_effort, form.chat_template_kwargs
     if effort is None:
         return given
-    template = tokenizer.chat_templates.get("default", "")
+    template = template_of(form, tokenizer)
     if "reasoning_effort" in template:
         return {"reasoning_effort": effort, **(given or {})}
     if effort == "none" and "enable_thinking" in template:
         return {"enable_thinking": False, **(given or {})}
     message = "reasoning_effort with this value is not read by the model's chat template: leave it out"
     raise HttpError(message, param="reasoning_effort", code="unsupported_parameter")
+
+
+def template_of(form: ChatForm, tokenizer: Tokenizer) -> str:
+    """Returns the template that a chat is rendered by; nothing where the model has none."""
+    templates = tokenizer.chat_templates
+    return templates.get("tool_use" if form.tools else "default", templates.get("default", ""))
 
 
 def _check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: Tokenizer) -> None:
@@ -227,15 +233,19 @@ def check_id(token: int, vocab_size: int, param: str) -> None:
 
 
 def plain_messages(form: ChatForm) -> list[Json]:
-    """Returns a chat's messages as a template gets them, but for arguments of calls, which are still text."""
+    """Returns a chat's messages as text.chat checks them."""
     return [_plain(message) for message in form.messages]
 
 
 def _plain(message: Message) -> Json:
-    told: Json = {"role": message.role, "content": None if message.content is None else message.text}
-    thought = message.thought
-    beside = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning": thought}
-    told |= {name: value for name, value in {**beside, "reasoning_content": thought}.items() if value is not None}
+    fields = {
+        "role": message.role,
+        "content": msgspec.to_builtins(message.content),
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning": message.thought,
+    }
+    told: Json = {name: value for name, value in fields.items() if value is not None}
     if message.tool_calls:
         told["tool_calls"] = [
             {"id": call.id, "type": call.type, "function": msgspec.to_builtins(call.function)}

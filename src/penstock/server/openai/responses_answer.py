@@ -19,7 +19,7 @@ from penstock.server.openai.answers import BaseAnswer
 from penstock.server.openai.http_errors import body_of
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.server.openai.output_items import Event, OutputItems
-from penstock.text.answers.pieces import Reader
+from penstock.text.answers.pieces import AnswerPiece, Reader
 from penstock.text.answers.reader import AnswerReader
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class ResponsesAnswer(BaseAnswer):
             pieces += self._reader.end(stopped=delta.finish_reason == "stop")
         events = [event for piece in pieces for event in self._items.take(piece)]
         if ended:
+            if not self._items.items:  # so that the next turn has this one's
+                events += self._items.take(AnswerPiece("content", ""))
             if delta.weights_version is not None:
                 self._stamp = {"weights_version": delta.weights_version}
             self._status = "completed" if delta.finish_reason == "stop" else "incomplete"

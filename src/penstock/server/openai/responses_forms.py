@@ -3,7 +3,7 @@ needs of earlier ones comes in `input`. It knows both forms; how a chat is run i
 
     instructions, then `input`: a text, or items
       message                  a message of its role
-      reasoning                the reasoning of the assistant's message behind it
+      reasoning                the reasoning of what the assistant says behind it, else a message of its own
       function_call            a call in the assistant's message before it, else in one of its own
       function_call_output     a tool's message
 """
@@ -22,6 +22,7 @@ from penstock.server.openai.forms import (
     Message,
     ResponseFormat,
     Role,
+    TextPart,
     check_chat,
     convert,
     read_object,
@@ -242,21 +243,17 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text")
 
 def _messages(form: ResponsesForm) -> list[Message]:
     """Returns the messages that a body's instructions and input are. Raises HttpError."""
-    found = [] if form.instructions is None else [Message(role="system", content=form.instructions)]
+    turns = _Turns()
+    if form.instructions is not None:
+        turns.found.append(Message(role="system", content=form.instructions))
     if isinstance(form.input, str):
-        return [*found, Message(role="user", content=form.input)]
-    thought: str | None = None
+        return [*turns.found, Message(role="user", content=form.input)]
     for at, raw in enumerate(form.input):
-        item = _item(raw, f"input[{at}]")
-        if isinstance(item, ItemReasoning):
-            thought = _text(item.content or item.summary, f"input[{at}].content")
-            continue
-        message = _message(item, found, f"input[{at}]")
-        if message.role == "assistant" and thought is not None:
-            message.reasoning, thought = thought, None
-    if not found:
+        turns.take(_item(raw, f"input[{at}]"), f"input[{at}]")
+    turns.end()
+    if not turns.found:
         raise HttpError("input is empty: give a text, or one item at least", param="input")
-    return found
+    return turns.found
 
 
 def _item(raw: Json, where: str) -> ItemMessage | ItemCall | ItemOutput | ItemReasoning:
@@ -268,30 +265,63 @@ def _item(raw: Json, where: str) -> ItemMessage | ItemCall | ItemOutput | ItemRe
     return convert(kept, _ITEMS[kind], where)
 
 
-def _message(item: ItemMessage | ItemCall | ItemOutput, found: list[Message], where: str) -> Message:
-    """Puts an item into the messages. Returns its own."""
-    if isinstance(item, ItemCall):
-        call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
-        if not found or found[-1].role != "assistant":
-            found.append(Message(role="assistant", tool_calls=[]))
-        found[-1].tool_calls = [*(found[-1].tool_calls or []), call]
-    elif isinstance(item, ItemOutput):
-        text = _text(item.output, f"{where}.output")
-        found.append(Message(role="tool", content=text, tool_call_id=item.call_id))
-    else:
-        found.append(Message(role=item.role, content=_text(item.content, f"{where}.content")))
-    return found[-1]
+class _Turns:
+    """The messages that items are. What the assistant thinks, says and calls without a word of others is one message,
+    unless it says something anew."""
+
+    def __init__(self) -> None:
+        self.found: list[Message] = []
+        self._thought: str | None = None  # of what the assistant says next
+
+    def take(self, item: ItemMessage | ItemCall | ItemOutput | ItemReasoning, where: str) -> None:
+        """Puts one more item into the messages. Raises HttpError."""
+        if isinstance(item, ItemReasoning):
+            text = Message(role="assistant", content=_content(item.content or item.summary, f"{where}.content")).text
+            self._thought = text if self._thought is None else f"{self._thought}\n{text}"
+        elif isinstance(item, ItemCall):
+            turn = self._turn()
+            call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
+            turn.tool_calls = [*(turn.tool_calls or []), call]
+        elif isinstance(item, ItemOutput):
+            self.end()
+            content = _content(item.output, f"{where}.output")
+            self.found.append(Message(role="tool", content=content, tool_call_id=item.call_id))
+        else:
+            said = Message(role=item.role, content=_content(item.content, f"{where}.content"))
+            if item.role != "assistant":
+                self.end()
+                self.found.append(said)
+                return
+            last = self.found[-1] if self.found else said
+            anew = last.content is not None and (self._thought is not None or not last.tool_calls)
+            turn = self._turn(anew=anew)
+            turn.content = said.content if turn.content is None else turn.text + said.text
+
+    def end(self) -> None:
+        """Puts reasoning that nothing was said behind into the messages."""
+        if self._thought is not None:
+            self._turn()
+
+    def _turn(self, *, anew: bool = False) -> Message:
+        """Returns the assistant's message that goes on, or a new one, with the reasoning that came before."""
+        if anew or not self.found or self.found[-1].role != "assistant":
+            self.found.append(Message(role="assistant"))
+        turn = self.found[-1]
+        if self._thought is not None:
+            turn.reasoning = self._thought if turn.reasoning is None else f"{turn.reasoning}\n{self._thought}"
+            self._thought = None
+        return turn
 
 
-def _text(content: str | list[Json], where: str) -> str:
-    """Parts of text, joined by line ends. Raises HttpError for other parts."""
+def _content(content: str | list[Json], where: str) -> str | list[TextPart]:
+    """Returns text, or parts of it. Raises HttpError for other parts."""
     if isinstance(content, str):
         return content
-    texts = []
+    parts = []
     for at, part in enumerate(content):
         text: Any = part.get("text")
         if part.get("type") not in (*_TEXTS, "summary_text") or not isinstance(text, str):
             message = f"{where}[{at}] must be text ({', '.join(_TEXTS)}): images, audio and files are not served"
             raise HttpError(message, param=f"{where}[{at}]", code="unsupported_parameter")
-        texts.append(text)
-    return "\n".join(texts)
+        parts.append(TextPart(type="text", text=text))
+    return parts

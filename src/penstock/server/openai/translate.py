@@ -42,6 +42,7 @@ MAX_STOP_TOKENS = 1_024  # stop_token_ids
 MAX_SALT_LENGTH = 1_024  # characters
 TAG_FIELDS = ("structures", "triggers", "format")  # of a response_format
 _OUR_LARK = re.compile(r"at \d+\(\d+\): (?=failed to compile JSON)| \d+ \| .*%json .*| \d+ \| \.\.\..*", re.DOTALL)
+_WHITE = ("disable_any_whitespace", "whitespace_pattern")  # of structured_outputs, also beside another form
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
 _SAMPLING = [
@@ -84,6 +85,7 @@ class Call:
     stream: bool
     include_usage: bool
     chat: bool = False
+    answers: bool = False  # with a message of its own, which goes on with none of the prompt's
     continuous_usage: bool = False
     echo: bool = False
     only_prompt: bool = False
@@ -309,19 +311,23 @@ def _structured(form: BaseForm) -> StructuredOutputsParams | None:
     tag = {} if asked is None else {name: value for name in TAG_FIELDS if (value := getattr(asked, name)) is not None}
     if asked is not None and tag and asked.type != "structural_tag":
         raise HttpError(f"{next(iter(tag))} is of response_format structural_tag", param="response_format")
+    given = given or {}
+    white = {name: given[name] for name in _WHITE if name in given}
     if asked is None or asked.type == "text":
-        return StructuredOutputsParams(**given) if given else None
-    if given:
+        # Beside tools alone: their arguments have no white space as it is.
+        idle = white.keys() == given.keys() == {"disable_any_whitespace"} and getattr(form, "tools", None)
+        return StructuredOutputsParams(**given) if given and not idle else None
+    if given.keys() != white.keys():
         raise HttpError("response_format and structured_outputs are two forms: give one", param="structured_outputs")
     if asked.type == "structural_tag":
-        return StructuredOutputsParams(structural_tag={"type": asked.type, **tag})
+        return StructuredOutputsParams(structural_tag={"type": asked.type, **tag}, **white)
     if asked.type == "json_object":
-        return StructuredOutputsParams(json_object=True)
+        return StructuredOutputsParams(json_object=True, **white)
     if asked.json_schema is None:
         raise HttpError("response_format.json_schema is missing: {name, schema}", param="response_format.json_schema")
     schema = asked.json_schema.schema
     return StructuredOutputsParams(
-        json={"type": "object"} if schema is None else schema, lenient=asked.json_schema.strict is not True
+        json={"type": "object"} if schema is None else schema, lenient=asked.json_schema.strict is not True, **white
     )
 
 
@@ -358,6 +364,7 @@ def _call(
         prompts=prompts,
         sampling=sampling,
         chat=isinstance(form, ChatForm),
+        answers=isinstance(form, ChatForm) and not form.continue_final_message,
         echo=isinstance(form, CompletionForm) and form.echo,
         stream=form.stream,
         include_usage=options.usage,

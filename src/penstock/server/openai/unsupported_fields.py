@@ -35,7 +35,8 @@ BOTH: dict[str, Argument] = {
     **named("service_tier", ("auto", "default"), "there is one tier; leave it out"),
     **named("priority", (0,), "requests have one priority; leave it out"),
     **named("detokenize", (True,), "answers hold text; ask for return_token_ids to get ids beside it"),
-    **named("guided_decoding_backend guided_whitespace_pattern", str, _ONE),
+    **named("guided_decoding_backend", str, _ONE),
+    **named("guided_whitespace_pattern", (), "say structured_outputs: {json: ..., whitespace_pattern: ...}"),
     **named("guided_json", (), "say structured_outputs: {json: ...}"),  # {} is a schema too: any JSON
     **named("guided_regex", (), "say structured_outputs: {regex: ...}"),
     **named("guided_choice", (), "say structured_outputs: {choice: [...]}"),

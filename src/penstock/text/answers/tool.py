@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.text.schema_numbers import hold_numbers, may_have_large_numbers
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 NAME_SAID = "1 to 128 of the letters a-z, A-Z, 0-9 and _ . : / -"
-# Between JSON's parts: as models were taught to write calls, or nothing, or a line's end and its indent.
-_WHITESPACE = r"( |\r?\n[ \t]{0,64})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +67,15 @@ def schema_rule(name: str, tool: Tool) -> str:
     return f"{name}: %json {json_text(tool.schema, strict=tool.strict)}"
 
 
-def json_text(schema: dict[str, Any], *, strict: bool) -> str:
-    """Returns a schema as a grammar holds it. Unless strict, what of it isn't known is passed over."""
-    options = {
-        "whitespace_flexible": True,
-        "whitespace_pattern": _WHITESPACE,
-        "lenient": not strict,
-        "coerce_one_of": not strict,
-    }
-    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+def json_text(schema: dict[str, Any], *, strict: bool, white: str | None = None) -> str:
+    """Returns a schema as a grammar holds it. white: what may stand between JSON's parts, None: nothing, since models
+    loop in it. Unless strict, what of the schema isn't known is passed over. Raises UsageError for numbers that cannot
+    be held to."""
+    options: dict[str, Any] = {"whitespace_flexible": white is not None, "lenient": not strict}
+    options |= {"coerce_one_of": not strict} | ({} if white is None else {"whitespace_pattern": white})
+    text = json.dumps(schema, ensure_ascii=False)
+    try:
+        held = hold_numbers(schema) if may_have_large_numbers(text) else schema
+    except UsageError as error:
+        raise _wrong(error.rule.replace("structured_outputs", "tools", 1), "tools") from error
+    return json.dumps({**held, "x-guidance": options}, ensure_ascii=False)

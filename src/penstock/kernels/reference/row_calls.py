@@ -1,0 +1,119 @@
+"""row_calls: how many rows a product on this CPU takes at once, so that a row's bits don't hang on the rows beside it.
+
+oneDNN and MKL choose a kernel, and where it cuts its sums, by the shape of the whole product. On some processors that
+moves a row's last bits with the number of rows: float32 by AVX2 on Intel, bfloat16 by AMX. Calls of one fixed number of
+rows have one shape, and so one kernel. Which processor needs them is tried, not looked up: small products, once for
+each library, dtype and number of threads, 50 ms.
+
+float32     a row has the same bits in any company, by fixed calls where nothing else gives that: it is promised
+bfloat16    where the library gives it by itself. Fixed calls took 15 to 20 % of the demo's and of Qwen2.5-0.5B's speed
+            on a Xeon with AMX, and nothing is promised of bfloat16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Multiply = Callable[[Tensor], Tensor]  # rows [T, in] -> [T, out]
+
+FIXED = (32, 16)  # rows of a call, the first that keeps a row's bits
+ROW_MULTIPLE = 16  # float32 rows are padded to it: both libraries have other kernels for fewer than about 12
+# (out, in) and numbers of rows that moved on some processor; the last number is what the others are held to.
+SHAPES = ((256, 896), (896, 2432), (96, 80))
+ROWS = (1, 3, 18, 31, 63, 100, 127, 255, 300)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCalls:
+    """rows: of a call; None: any number, since no product moved.   keeps: whether a row has the same bits in any
+    company that way."""
+
+    rows: int | None
+    keeps: bool
+
+
+def multiplied(x: Tensor, calls: RowCalls, multiply: Multiply) -> Tensor:
+    """x [T, in] -> multiply's rows [T, out], in calls of as many rows as `calls` says, the last one padded."""
+    count, rows = x.shape[0], calls.rows
+    if rows is None:
+        return multiply(_padded(x, ROW_MULTIPLE) if x.dtype == torch.float32 else x)[:count]
+    if count <= rows:
+        return multiply(_padded(x, rows))[:count]
+    return torch.cat([multiply(some) for some in _padded(x, rows).split(rows)])[:count]
+
+
+@cache
+def packed_calls(dtype: torch.dtype, threads: int) -> RowCalls:
+    """Returns how oneDNN's products with packed weights are called. dtype: what is multiplied; threads: torch's."""
+    return _tried(dtype, lambda weight: packed_product(pack(weight)), _fixed(dtype))
+
+
+@cache
+def plain_calls(dtype: torch.dtype, threads: int) -> RowCalls:
+    """Returns how torch's own products with a weight as it lies are called: MKL's, or oneDNN's without packing."""
+    return _tried(dtype, lambda weight: lambda x: F.linear(x, weight), _fixed(dtype))
+
+
+@cache
+def batches_keep(dtype: torch.dtype, threads: int) -> bool:
+    """Returns whether torch's batched products leave a row's bits alone when its terms are padded by zeros and other
+    matrices stand beside it: weights times values of attention."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, width in ((2, 80), (7, 64)):
+        weights = torch.rand(40, rows, 608, generator=generator).to(dtype)
+        values = torch.randn(40, 608, width, generator=generator).to(dtype)
+        for terms, padded in ((16, 48), (48, 112), (112, 208), (208, 384), (400, 608)):
+            weights[..., terms:] = 0
+            whole = torch.bmm(weights[..., :padded].contiguous(), values[:, :padded])
+            for count in (1, 3, 40):
+                some = torch.bmm(weights[:count, :, :terms].contiguous(), values[:count, :terms])
+                if not torch.equal(some, whole[:count]):
+                    return False
+            weights = torch.rand(40, rows, 608, generator=generator).to(dtype)
+    return True
+
+
+def pack(weight: Tensor) -> Tensor:
+    """weight [out, in] -> the same in oneDNN's own layout."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)  # type: ignore[no-any-return]
+
+
+def packed_product(packed: Tensor, bias: Tensor | None = None) -> Multiply:
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def _fixed(dtype: torch.dtype) -> tuple[int, ...]:
+    return FIXED if dtype == torch.float32 else ()
+
+
+def _tried(dtype: torch.dtype, product: Callable[[Tensor], Multiply], fixed: tuple[int, ...] = FIXED) -> RowCalls:
+    """product: a weight [out, in] -> its product. fixed: rows of a call that may be taken."""
+    generator = torch.Generator().manual_seed(0)
+    cases = []
+    for out, into in SHAPES:
+        weight = (torch.randn(out, into, generator=generator) / into**0.5).to(dtype)
+        cases.append((product(weight), torch.randn(ROWS[-1], into, generator=generator).to(dtype)))
+    for calls in (RowCalls(None, True), *(RowCalls(rows, True) for rows in fixed)):
+        if all(_keeps(calls, multiply, x) for multiply, x in cases):
+            return calls
+    return RowCalls(None, False)
+
+
+def _keeps(calls: RowCalls, multiply: Multiply, x: Tensor) -> bool:
+    """Whether rows of x have the same bits among fewer and in other places."""
+    whole = multiplied(x, calls, multiply)
+    turned = multiplied(x.flip(0), calls, multiply).flip(0)
+    return torch.equal(turned, whole) and all(
+        torch.equal(multiplied(x[:rows], calls, multiply), whole[:rows]) for rows in ROWS
+    )
+
+
+def _padded(x: Tensor, multiple: int) -> Tensor:
+    short = -x.shape[0] % multiple
+    return F.pad(x, (0, 0, 0, short)) if short else x

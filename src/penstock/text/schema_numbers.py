@@ -1,0 +1,84 @@
+"""hold_numbers: a JSON Schema whose numbers llguidance reads as they stand.
+
+The library reads bounds as float64 and writes ranges of integers as int64: past 2^53 a bound moves to a neighbour, a
+range to the ends of int64 has nothing in it, and one that is bounded on one side is refused. So bounds go inward to
+the next whole number that float64 has: what a form lets pass fits its schema always. At 2^53 that leaves out one
+number at an end, at 2^63 up to 1,024. It knows schemas as JSON; no grammar.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from penstock.errors import UsageError
+
+EXACT = 2**53  # up to which float64 has every whole number
+LARGEST = 2**63 - 1024  # the last whole number of int64 that float64 has
+_LONG = re.compile(r"\d{16}|\d[eE]")  # in the text of a schema that has a number past EXACT
+_VALUES = ("const", "enum", "default", "examples")
+
+
+def may_have_large_numbers(text: str) -> bool:
+    """Whether a schema's text may have a number past EXACT; False is sure."""
+    return _LONG.search(text) is not None
+
+
+def hold_numbers(schema: Any) -> Any:
+    """Returns the schema with its bounds moved. Raises UsageError for values that cannot be held to."""
+    if isinstance(schema, list):
+        return [hold_numbers(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    for name in ("const", "enum"):
+        _check_values(name, schema.get(name))
+    held = {name: value if name in _VALUES else hold_numbers(value) for name, value in schema.items()}
+    low, high = _ends(schema, "inimum", math.ceil, max), _ends(schema, "aximum", math.floor, min)
+    if not any(end is not None and abs(end) > EXACT for end in (low, high)):
+        return held
+    kinds = schema.get("type")
+    if kinds != "integer" and not (isinstance(kinds, list) and "integer" in kinds and "number" not in kinds):
+        return held  # a number with a fraction is float64 as its bounds are
+    least = -LARGEST if low is None else _inward(low, up=True)
+    most = LARGEST if high is None else _inward(high, up=False)
+    if least > most:
+        raise _refused(f"integers from {low} to {high} cannot be held to exactly: give them as strings")
+    for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        held.pop(name, None)
+    return {**held, "minimum": least, "maximum": most}
+
+
+def _ends(schema: dict[str, Any], name: str, rounded: Any, narrower: Any) -> int | None:
+    """The bound of whole numbers that a schema's m..., exclusiveM... say together, None where it has none."""
+    plain, open_ = schema.get("m" + name), schema.get("exclusiveM" + name)
+    ends = [rounded(plain)] if plain is not None and _is_number(plain) else []
+    if open_ is not None and _is_number(open_):
+        ends.append(math.floor(open_) + 1 if narrower is max else math.ceil(open_) - 1)
+    return narrower(ends) if ends else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _inward(end: int, *, up: bool) -> int:
+    """The nearest whole number at or inside an end that float64 and int64 have."""
+    end = max(-LARGEST, end) if up else min(LARGEST, end)
+    if abs(end) > LARGEST:  # beyond all of them: nothing is inside
+        return LARGEST + 1 if up else -LARGEST - 1
+    near = float(end)
+    while int(near) < end if up else int(near) > end:
+        near = math.nextafter(near, math.inf if up else -math.inf)
+    return int(near)
+
+
+def _check_values(name: str, values: Any) -> None:
+    for value in values if isinstance(values, list) else [values]:
+        if isinstance(value, int) and abs(value) > EXACT and int(float(value)) != value:
+            raise _refused(f"{name} has {value}, which cannot be held to exactly: give it as a string")
+
+
+def _refused(why: str) -> UsageError:
+    rule = f"structured_outputs cannot be served: {why}"
+    return UsageError(rule, param="structured_outputs", rule=rule)

@@ -73,13 +73,13 @@ def test_what_our_tests_write_by_hand_is_what_the_library_reads(bits: int, symme
 @pytest.mark.parametrize("made, bits", [("int8", 8), ("int4", 4)])
 @pytest.mark.parametrize("cut", ["column", "row"])
 def test_ranks_have_the_numbers_and_scales_of_the_whole(made: str, bits: int, cut: str) -> None:
-    matrix = torch.randn(32, 256, generator=torch.Generator().manual_seed(2))
-    group = 256 if bits == 8 else 128
+    matrix = torch.randn(32, 1024, generator=torch.Generator().manual_seed(2))
+    group = 1024 if bits == 8 else 128
     numbers, scale = to_int(matrix, bits, group, torch.float32)
     worth, found = numbers.float() * scale.repeat_interleave(group, 1), []
     for rank in range(2):
         make = Maker(torch.float32, CPU, 1, Layout(rank, 2), choose_schemes(made))  # type: ignore[arg-type]
-        linear = make.column_linear([("a", 32, 2)], 256) if cut == "column" else make.row_linear("a", 32, 256, 2)
+        linear = make.column_linear([("a", 32, 2)], 1024) if cut == "column" else make.row_linear("a", 32, 1024, 2)
         (weight,) = linear.weights()
         assert isinstance(weight, MadeInt)
         ((part, place),) = weight.places()
@@ -117,8 +117,15 @@ def test_rows_that_groups_cannot_divide_are_refused() -> None:
     with pytest.raises(UsageError, match=r"a has 48 inputs, which groups of 32 don't divide.*take --quantization int8"):
         make.linear("a", 8, 48)
     ranks = Maker(torch.float32, CPU, 1, Layout(0, 4), choose_schemes("int4"))
-    with pytest.raises(UsageError, match="a has 2 groups of 128 inputs, which 4 ranks cannot divide"):
-        ranks.row_linear("a", 8, 256, 4)
+    with pytest.raises(UsageError, match="a has 10 groups of 128 inputs, which 4 ranks cannot divide"):
+        ranks.row_linear("a", 8, 1280, 4)
+
+
+@pytest.mark.parametrize(("into", "group"), [(1024, 128), (768, 128), (832, 64), (864, 32), (640, 32), (64, 32)])
+def test_rows_have_the_largest_group_that_divides_them_and_short_ones_the_smallest(into: int, group: int) -> None:
+    make = Maker(torch.float32, CPU, 1, scheme_of=choose_schemes("int4"))
+    (weight,) = make.linear("a", 8, into).weights()
+    assert isinstance(weight, MadeInt) and weight.scale.shape == (8, into // group)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

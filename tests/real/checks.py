@@ -291,9 +291,8 @@ def built(kind: str) -> Callable[[Trial], str]:
             for at, question in enumerate(asked)
         ]
         rows.write_text("".join(json.dumps(row) + "\n" for row in work))
-        dtype = ["--dtype", "bfloat16"] if kind == "none" else []
         words = ["--quantization", kind, "--workload", str(rows), "--tune-minutes", "0", "--max-model-len", "512"]
-        _run(["build", str(trial.folder), "--out", str(out), *words, *dtype])
+        _run(["build", str(trial.folder), "--out", str(out), *words])
         quality = read_manifest(out).quality
         assert quality is not None and quality.kl_mean <= quality.bound
         with LLM(str(out), max_model_len=128) as llm:

@@ -33,7 +33,7 @@ CHECKS: dict[str, Callable[[Trial], str]] = {
     "forms": forms,
     "streams": streams,
     "monkeys": monkeys,
-    "build bf16": built("none"),
+    "build, as it is": built("none"),
     "build int8": built("int8"),
     "build fp8": built("fp8"),
     "build int4": built("int4"),

@@ -26,7 +26,7 @@ class Told:
 
 
 def compared(theirs: torch.Tensor, mine: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, ...]:
-    monkeypatch.setattr(check_quality, "_logits", lambda model, ops, texts: iter(model.logits.split(5)))
+    monkeypatch.setattr(check_quality, "_logits", lambda model, *_: iter(model.logits.split(5)))
     return _compare(Told(mine), None, [], _kept(theirs))  # type: ignore[arg-type]
 
 

@@ -10,7 +10,8 @@ comes from a count of calls in the device's own memory, so calls may be captured
 
 Nobody waits forever: past `most` looks at a flag a rank notes which other did not come, in a word that the host reads
 too, goes on with what is there, and waits no more. It knows addresses, numbers and ranks; no layers, and nothing of how
-ranks met. Source of the two forms: one-shot and two-shot all-reduce, as in TensorRT-LLM's and PyTorch's custom collectives.
+ranks met. Source of the two forms: one-shot and two-shot all-reduce, as in TensorRT-LLM's and PyTorch's custom
+collectives.
 """
 
 from __future__ import annotations

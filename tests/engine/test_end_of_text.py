@@ -74,5 +74,9 @@ def test_without_a_tokenizer_the_models_own_ids_end_it(folder: Path) -> None:
         assert llm.facts.eos_token_ids == (0, 2)
 
 
-def test_the_doctor_says_it(folder: Path) -> None:
+def test_the_doctor_says_it(folder: Path, tmp_path: Path) -> None:
     assert ("end ids", "0, 2, 17") in text(folder)
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    (broken / "tokenizer_config.json").write_text("{")
+    told = dict(text(broken))
+    assert told["end ids"] == "0, 2" and "tokenizer_config.json is not valid JSON" in told["tokenizer"]

@@ -28,9 +28,11 @@ from service import until
 from penstock.config import Config
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute import open_runner as opening
+from penstock.execute import rank_runner
 from penstock.execute.limits import Limits, agreed
 from penstock.execute.rank_channel import LATE_MASKS, PLANS, RankStart, decode_start, encode
 from penstock.execute.rank_runner import RankFlight, RankRunner, open_ranks
+from penstock.execute.remote_rank import RemoteRank
 from penstock.execute.runner import TorchRunner
 from penstock.parallel.collectives import Gloo
 from penstock.parallel.layout import Layout
@@ -286,6 +288,29 @@ def _launch_apart(runner: RankRunner, host: Host) -> Flight:
     assert first.fetch().tokens.tolist() == [5]
     row.planned = 1
     return host.launch([row])
+
+
+class Hung(Gloo):
+    """Waits for rank 1 in vain in the steps of the start, and says so as GPUs' collectives do: behind them."""
+
+    def check(self) -> None:
+        raise EngineError("rank 0 lost the others: rank 1 did not come to a sum of the step")
+
+
+def test_a_start_whose_steps_hung_fails_and_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[RemoteRank] = []
+
+    class Started(RemoteRank):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            started.append(self)
+
+    monkeypatch.setattr(rank_runner, "open_collectives", lambda *told: Hung(*told[:4]))
+    monkeypatch.setattr(rank_runner, "RemoteRank", Started)
+    with pytest.raises(EngineError, match="rank 1 did not come to a sum of the step"):
+        open_ranks(Config.of(**KNOBS), folder, 2)
+    (other,) = started
+    assert other.process is not None and other.process.returncode is not None, "its process lives"
 
 
 def test_a_rank_that_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,23 @@ def test_a_rank_that_does_not_come_is_waited_for_once() -> None:
     parts = made(2, 40)
     played = Played(parts, 0, there=False)
     ours.all_reduce(parts[0], played.memory, one_shot=True, cut=(16, 4))
-    assert played.host.item() == 1 and played.memory.state.tolist()[:3] == [1, 0, 1]
+    assert played.host.item() == 2 and played.memory.state.tolist()[:3] == [1, 0, 2]  # 1 + the rank
     played.memory.state[3] = 1 << 60  # it would look forever
     ours.all_reduce(parts[0], played.memory, one_shot=False, cut=(16, 4))
-    assert played.memory.state.tolist()[:3] == [2, 0, 1]
+    assert played.memory.state.tolist()[:3] == [2, 0, 2]
+
+
+@pytest.mark.parametrize("absent", [0, 1, 3])
+@pytest.mark.parametrize("one_shot", [True, False])
+def test_of_four_ranks_the_one_that_does_not_come_is_named(absent: int, one_shot: bool) -> None:
+    """Also where another is late to a later call: nobody was waited for there."""
+    parts = made(4, 100)
+    played = Played(parts, 2, calls=5)
+    flags = played.flags(2).view(-1, 4)
+    flags[:, absent] = 0
+    ours.all_reduce(parts[2], played.memory, one_shot=one_shot, cut=(16, 4), most_programs=3)
+    assert played.host.item() == absent + 1 and played.memory.state.tolist()[:3] == [6, 0, absent + 1]
+    flags[:] = 1 << 40
+    flags[:, 3 - absent] = 0
+    ours.all_reduce(parts[2], played.memory, one_shot=one_shot, cut=(16, 4), most_programs=3)
+    assert played.host.item() == absent + 1

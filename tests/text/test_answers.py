@@ -63,7 +63,10 @@ Found = tuple[dict[str, str], list[list[str]]]  # texts by kind; [name, argument
 def joined(pieces: Iterable[AnswerPiece]) -> Found:
     texts: dict[str, str] = {}
     calls: list[list[str]] = []
+    last = ""
     for piece in pieces:
+        assert piece.kind != "arguments" or last in ("name", "arguments"), "a call is told in one go"
+        last = piece.kind
         if piece.kind == "name":
             assert piece.call == len(calls)
             calls.append([piece.text, ""])

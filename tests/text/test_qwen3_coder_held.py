@@ -304,3 +304,25 @@ def test_texts_drawn_at_random_fit_the_schema(name: str) -> None:
             if "OpenAPI" not in name:
                 jsonschema.validate(arguments, held.tool.schema)
     assert whole
+
+
+FORMATTED = {
+    "date": (["2024-02-29", "2000-02-29", "1999-12-31"], ["1900-02-29", "2023-04-31", "2023-13-01", "23-1-1"]),
+    "time": (["10:20:30Z", "23:59:59.5+01:00"], ["25:00:00Z", "10:20:30"]),
+    "date-time": (["2024-02-29T10:20:30Z"], ["2024-02-29", "2024-02-30T10:20:30Z"]),
+    "duration": (["P1Y2M3D", "PT5M", "P1DT2H", "P3W"], ["P", "PT", "1D"]),
+    "email": (["a.b+c@d.org"], ["a@", "@b", "a..b@c"]),
+    "hostname": (["a.b-c.de"], ["-a", "a..b"]),
+    "ipv4": (["1.2.3.255"], ["256.1.1.1", "1.2.3"]),
+    "ipv6": (["::", "::1", "fe80::1:2", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7::"], ["1:2", "1::2::3", "1:2:3:4:5:6:7:8:9"]),
+    "uuid": (["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+    "uri": (["https://a.b/c?d=e#f", "mailto:a@b"], ["abc", "://x", "a b:c"]),
+}
+
+
+@pytest.mark.parametrize("name", FORMATTED)
+def test_formats_of_texts(name: str) -> None:
+    held = Held(obj({"a": {"type": "string", "format": name}}), strict=True)
+    good, bad = FORMATTED[name]
+    assert all(held.takes(written(("a", text))) for text in good)
+    assert not any(held.takes(written(("a", text))) for text in bad)

@@ -4,6 +4,7 @@ the text is cut the same is read, and only JSON leaves as arguments."""
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ def read(text: str, *, stopped: bool = True, step: int = 0) -> tuple[str, list[t
     parts = [text[at : at + step] for at in range(0, len(text), step)] if step else [text]
     pieces = [piece for part in parts for piece in reader.feed(part)] + reader.end(stopped=stopped)
     content, calls = "", list[tuple[str, str]]()
+    assert ("content", "arguments") not in pairwise(piece.kind for piece in pieces), "a call is told in one go"
     for piece in pieces:
         if piece.kind == "name":
             calls.append((piece.text, ""))

@@ -85,8 +85,8 @@ class GpuCollectives:
         return out
 
     def check(self) -> None:
-        if self._shared is not None and int(self._shared.hung[0]):
-            raise EngineError(f"rank {self._rank} lost the others: one did not come to a sum of the step")
+        if self._shared is not None and (absent := int(self._shared.hung[0])):
+            raise EngineError(f"rank {self._rank} lost the others: rank {absent - 1} did not come to a sum of the step")
 
     def describe(self) -> str:
         return self._how
@@ -119,8 +119,8 @@ class GpuCollectives:
 
 
 class SharedMemory:
-    """Memory of every rank that all read. `memory`: as the kernels take it. `hung` [1] int64, pinned: 1 once a rank was
-    waited for in vain."""
+    """Memory of every rank that all read. `memory`: as the kernels take it. `hung` [1] int64, pinned: 1 + the rank
+    that was waited for in vain, 0: none was."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device, room: int = ROOM) -> None:
         self.kernels: Any = import_module("penstock.kernels.triton.all_reduce")

@@ -61,10 +61,12 @@ def open_share(
     layout: Layout = ALONE,
     agree: Callable[[Limits], Limits] = lambda own: own,
     make: Callable[..., TorchRunner] = TorchRunner,
+    met: Callable[[], None] = lambda: None,
 ) -> TorchRunner:
     """Opens what one rank holds of the model, in a call of the executor.
 
     agree: this rank's limits -> what all ranks are built with. make: the runner's class, or what takes its arguments.
+    met: raises EngineError where a rank was waited for in vain in the steps that were run so far.
     """
     unread = [name for name in GPU_ONLY if device.type == "cpu" and name in config.told()]
     if unread and layout.rank == 0:
@@ -79,6 +81,7 @@ def open_share(
         settle_kv(config, folder, model, ops, layout)
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
+        met()
         sharers = layout.size if device.type == "cpu" else 1
         a_token = open_token_bytes(model.kv_forms, pages_of(model, limits.max_model_len))
         sized = agree(with_kv(limits, config, a_token, device, sharers=sharers))

@@ -120,7 +120,7 @@ def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collecti
     def opened() -> TorchRunner:
         torch.set_num_threads(start.threads)
         layout = Layout(start.rank, start.size, collectives.all_reduce, collectives.all_gather)
-        runner = open_share(config, Path(start.folder), device, executor, layout, agree)
+        runner = open_share(config, Path(start.folder), device, executor, layout, agree, met=collectives.check)
         collectives.ready()
         return runner
 

@@ -230,7 +230,7 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
         def opened() -> TorchRunner:
             torch.set_num_threads(start.threads)
             layout = Layout(0, ranks, collectives.all_reduce, collectives.all_gather)
-            runner = open_share(start.config(), folder, device, executor, layout, agree, make)
+            runner = open_share(start.config(), folder, device, executor, layout, agree, make, collectives.check)
             collectives.ready()
             return runner
 

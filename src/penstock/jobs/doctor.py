@@ -191,7 +191,11 @@ def text(folder: Path) -> Facts:
     from penstock.text.tokenizer_files import read_end_of_text
 
     model_config, generation = read_model_config(folder), read_generation_defaults(folder)
-    ends, unserved = end_ids(model_config, generation, read_end_of_text(folder)), generation.unserved
+    try:
+        of_tokenizer = read_end_of_text(folder)
+    except TokenizerError:  # told below
+        of_tokenizer = None
+    ends, unserved = end_ids(model_config, generation, of_tokenizer), generation.unserved
     return [
         ("end ids", ", ".join(map(str, ends)) or "none: answers end at max_tokens or a stop string"),
         ("tokenizer", _tokenizer(folder, model_config.vocab_size, model_config.context)),

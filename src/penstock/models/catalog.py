@@ -45,7 +45,8 @@ CATALOG: dict[str, Served] = {
 MEASURED = (
     "CPU: logits within 1e-4 of their largest and 64 of 64 greedy tokens as transformers gives them, in float32, on "
     "random small models that reach every switch (tests/models); of multimodal checkpoints a prompt's logits, beside "
-    f"their text's own row. GPU: {SMALL}; how fast some are: docs/performance.md. Of published weights those that packages carry: `make real`."
+    f"their text's own row. GPU: {SMALL}; how fast some are: docs/performance.md. Of published weights those that "
+    "packages carry: `make real`."
 )
 
 

@@ -8,9 +8,10 @@ and whatever else is in x. `RankMemory` is what ranks share: flags, and room for
 ahead of one that still reads: it cannot be two ahead, for each call waits for all. Which half, and what flags say,
 comes from a count of calls in the device's own memory, so calls may be captured and replayed in any mix.
 
-Nobody waits forever: past `most` looks at a flag a rank notes that it hung, in a word that the host reads too, goes on
-with what is there, and waits no more. It knows addresses, numbers and ranks; no layers, and nothing of how ranks met.
-Source of the two forms: one-shot and two-shot all-reduce, as in TensorRT-LLM's and PyTorch's custom collectives.
+Nobody waits forever: past `most` looks at a flag a rank notes which other did not come, in a word that the host reads
+too, goes on with what is there, and waits no more. It knows addresses, numbers and ranks; no layers, and nothing of how
+ranks met. Source of the two forms: one-shot and two-shot all-reduce, as in TensorRT-LLM's and PyTorch's custom
+collectives.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class RankMemory:
     """What a rank knows of the memory that ranks share.
 
     addresses [ranks] int64: of each rank's flags, FLAG_BYTES of zeros at first; behind them lies room for x twice, of
-    `room` bytes each.   state [STATE] int64, this rank's own: calls so far, programs that have left the call, whether
-    it hung, the most looks at a flag, and the address of an int64 in pinned memory that is 1 once it has.
+    `room` bytes each.   state [STATE] int64, this rank's own: calls so far, programs that have left the call, 1 +
+    the rank that it waited for in vain (0: none), the most looks at a flag, and the address of an int64 in pinned
+    memory that says the same rank.
     """
 
     addresses: Tensor
@@ -69,7 +71,8 @@ def _meet(bases, lane, state, program, turn, me, RANKS: tl.constexpr):
     theirs = bases.to(tl.pointer_type(tl.int64), bitcast=True) + program * RANKS + me
     tl.atomic_xchg(theirs, said, mask=there, sem="release", scope="sys")
     mine = _of(bases, lane, me).to(tl.pointer_type(tl.int64), bitcast=True) + program * RANKS + lane
-    most = tl.where(tl.load(state + HUNG) != 0, 1, tl.load(state + MOST))
+    hung = tl.load(state + HUNG)
+    most = tl.where(hung != 0, 1, tl.load(state + MOST))
     late, looks = tl.full((), 1, tl.int32), most * 0
     while (late > 0) & (looks < most):
         seen = tl.load(mine, mask=there, other=0, volatile=True)
@@ -77,10 +80,11 @@ def _meet(bases, lane, state, program, turn, me, RANKS: tl.constexpr):
         looks += 1
     seen = tl.atomic_add(mine, said * 0, mask=there, sem="acquire", scope="sys")
     late = tl.sum((there & (seen < turn)).to(tl.int32), axis=0)
-    if late > 0:
+    if (late > 0) & (hung == 0):  # behind the first hang nobody is waited for, and late ranks are no news
         host = tl.load(state + HOST).to(tl.pointer_type(tl.int64), bitcast=True)
-        tl.store(state + HUNG, 1)
-        tl.store(host, 1)
+        absent = tl.max(tl.where(there & (seen < turn), lane + 1, 0), axis=0).to(tl.int64)
+        tl.store(state + HUNG, absent)
+        tl.store(host, absent)
     tl.debug_barrier()
 
 

@@ -47,6 +47,7 @@ class Shape:
     plain: Branch
 
     def schema_of(self, key: str) -> Schema | None:
+        """Returns an argument's schema; None where there is no such argument."""
         return self.named.get(key, self.others)
 
 
@@ -105,6 +106,7 @@ class Alternative:
 
     @classmethod
     def of(cls, branch: Branch) -> Alternative:
+        """Returns what a branch has. Kinds and values are those that all of it has."""
         kinds: frozenset[str] | None = None
         values: list[Any] | None = None
         for plain in branch:
@@ -184,7 +186,8 @@ def _in_bounds(plain: Plain, value: Any) -> bool:
 
 
 class ArgumentText:
-    """How one argument's text is read. free: it may be any text; named: the texts that the schema lists."""
+    """How one argument's text is read. free: it may be any text; named: the texts that the schema lists; others: the
+    kinds that it may be beside a text."""
 
     def __init__(self, alternatives: list[Alternative]) -> None:
         self.alternatives = alternatives
@@ -208,7 +211,8 @@ class ArgumentText:
 
 
 class Arguments:
-    """The arguments of one call, as they come. What was read narrows which of the schema's alternatives is meant."""
+    """The arguments of one call, as they come: what was read narrows which of the schema's alternatives is meant.
+    names: those that the schema names. others: whether there may be more."""
 
     def __init__(self, tool: Tool) -> None:
         self._root = tool.schema

@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any
 
+DEEPEST = 256  # brackets inside each other; readers of JSON have limits, Python's own at about 1,000
 SPACE = " \t\r\n"
 _SPACE = re.compile(f"[{SPACE}]+")
 _IN_STRING = {'"': re.compile(r'["\\\x00-\x1f]'), "'": re.compile(r"""["'\\\x00-\x1f]""")}
@@ -89,7 +90,12 @@ class JsonMender:
         elif letter == ":" == self._expects:
             self._put(":", out)
             self._expects = "value"
-        elif letter in self._open and (self._expects != "value" or self._open[-1] == "]") and self._expects != ":":
+        elif (
+            letter in "}]"
+            and letter in self._open
+            and (self._expects != "value" or self._open[-1] == "]")
+            and self._expects != ":"
+        ):
             out.append(self._between.replace(",", ""))
             self._between, bracket = "", ""
             while bracket != letter:  # one that was left out is closed with it
@@ -103,7 +109,7 @@ class JsonMender:
         elif letter in "\"'":
             self._put('"', out)
             self._quote = letter
-        elif letter in "{[" and self._expects == "value":
+        elif letter in "{[" and self._expects == "value" and len(self._open) < DEEPEST:
             self._put(letter, out)
             self._open.append("}" if letter == "{" else "]")
             self._expects = "key" if letter == "{" else "value"

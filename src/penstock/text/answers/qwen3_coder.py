@@ -32,23 +32,23 @@ CLOSE = f"\n{PARAMETER_END}\n"  # as a held value ends, and nothing else
 _NAME = r"(?P<{}>[^<>\n]+)[>\n]"  # models leave `>` out
 _FUNCTION = r"<function=" + _NAME.format("function")
 _PARAMETER = r"<parameter=" + _NAME.format("key")
-_CALL_BEGUN = regex.compile(rf"\s*{_FUNCTION}")
-_CALL = regex.compile(rf"{_CALL_BEGUN.pattern}\s*(?:<parameter=|</function|</tool_call>)")
+_CALL_BEGUN = regex.compile(rf"\s*+{_FUNCTION}")
+_CALL = regex.compile(rf"{_CALL_BEGUN.pattern}\s*+(?:<parameter=|</function|</tool_call>)")
 _TAG = regex.compile(rf"{_PARAMETER}|</(?P<closed>parameter|function)(?:>|(?=[\s<]))|</?tool_call>|<function=")
 # A value ends at its tag, a text only where another stands behind that; or, where it was left out, at what follows.
 _ENDS = (
-    rf"|(?P<line>(?:^|\n)[ \t]*)?{_PARAMETER}|</function>?\s*(?:</?tool_call>|<function=)"
-    rf"|(?:</tool_call>\s*)?<tool_call>\s*{_FUNCTION}"
+    rf"|(?P<line>(?:^|\n)[ \t]*+)?+{_PARAMETER}|</function>?\s*+(?:</?tool_call>|<function=)"
+    rf"|(?:</tool_call>\s*+)?<tool_call>\s*+{_FUNCTION}"
 )
-_TEXT_ENDS = r"</parameter>?\s*(?:<parameter=|<function=|</function|</?tool_call>)" + _ENDS
+_TEXT_ENDS = r"</parameter>?\s*+(?:<parameter=|<function=|</function|</?tool_call>)" + _ENDS
 _WORD_ENDS = r"</parameter(?:>|(?=[\s<]))" + _ENDS
-_AT_END = r"|</(?:parameter|function|tool_call)>?\s*$|(?:^|\n)[ \t]*</(?:parameter|function|tool_call)>"
+_AT_END = r"|</(?:parameter|function|tool_call)>?\s*+$|(?:^|\n)[ \t]*+</(?:parameter|function|tool_call)>"
 _VALUE_ENDS = {
     (free, stopped): regex.compile(ends + _AT_END * stopped)
     for free, ends in ((True, _TEXT_ENDS), (False, _WORD_ENDS))
     for stopped in (True, False)
 }
-_MAY_END = regex.compile(r"\n?</parameter>\s*$")
+_MAY_END = regex.compile(r"\n?</parameter>\s*+$")
 _BRACKETS = {"{": "object", "[": "array", "(": "array"}
 _ANY_KEY = regex.compile(r"[\w.-]+")
 
@@ -66,6 +66,7 @@ class Qwen3CoderParser(TurningParser):
         self._stopped = False  # no more text comes
         self._arguments = Arguments(Tool(name=""))  # of the open call
         self._told: set[str] = set()  # their keys
+        self._beside = ""  # what stands between them
         self._key = ""
         self._value = ArgumentText([])
         self._begun = False  # what stands behind its key was looked at
@@ -73,6 +74,7 @@ class Qwen3CoderParser(TurningParser):
         self._object: JsonMender | None = None  # of a value that is an object or a list, while it is open
         self._behind_object = 0  # where it ended, in the value
         self._looked = 0  # characters of the value in which it doesn't end
+        self._seen = 0  # characters of it that were there at the last look
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
         """Returns what was held back. stopped: the model ended the answer, and what is open with it; else a limit cut
@@ -89,9 +91,7 @@ class Qwen3CoderParser(TurningParser):
             self._cut_short(found)
         elif self._within == FUNCTION and stopped:
             self._end_call(found)
-        held = "" if self._within else self._text
-        if self._within:
-            self._content.drop_space()
+        held = self._beside.rstrip() if self._within else self._text
         return found + self._content.put(held) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
@@ -149,14 +149,14 @@ class Qwen3CoderParser(TurningParser):
         found += [AnswerPiece("name", name, self._calls), AnswerPiece("arguments", "{", self._calls)]
 
     def _in_function(self, found: list[AnswerPiece]) -> bool:
-        """In front of an argument, or the call's end. What is neither goes to the content."""
+        """In front of an argument, or the call's end. What is neither is content behind the call."""
         tag = _TAG.search(self._text, partial=not self._stopped)
         at = len(self._text) if tag is None else tag.start()
-        found += self._content.put(self._text[:at])
+        self._beside += self._text[:at]
         self._text = self._text[at:]
         if tag is None or tag.partial:
             return False
-        self._content.drop_space()
+        self._beside = self._beside if self._beside.strip() else ""
         if tag["key"] or tag["closed"]:
             self._text = self._text[len(tag[0]) :]
         if tag["key"]:
@@ -167,8 +167,9 @@ class Qwen3CoderParser(TurningParser):
 
     def _end_call(self, found: list[AnswerPiece]) -> None:
         found.append(AnswerPiece("arguments", "}", self._calls))
+        found += self._content.put(self._beside)
         self._calls += 1
-        self._within = END
+        self._within, self._beside = END, ""
 
     # --- a value
 
@@ -177,7 +178,7 @@ class Qwen3CoderParser(TurningParser):
         self._value = self._arguments.text(self._key)
         self._begun, self._in_line = not tag[0].endswith(">"), False
         self._object = JsonMender() if self._value.others.intersection(_BRACKETS.values()) and not self._held else None
-        self._within, self._looked, self._behind_object = PARAMETER, 0, 0
+        self._within, self._looked, self._seen, self._behind_object = PARAMETER, 0, 0, 0
 
     def _in_value(self, found: list[AnswerPiece]) -> bool:
         if not self._begun and self._text:
@@ -201,6 +202,9 @@ class Qwen3CoderParser(TurningParser):
         text = self._text
         if self._object is not None and not self._is_past_object(self._object):
             return None
+        fresh, self._seen = text[self._seen :], len(text)
+        if not self._stopped and fresh.isspace() and text.startswith((PARAMETER_END, FUNCTION_END), self._looked):
+            return None  # these wait for what stands behind the space
         while True:
             ends = _VALUE_ENDS[self._value.free, self._stopped]
             mark = ends.search(text, self._looked, partial=not self._stopped)

@@ -22,7 +22,7 @@ from penstock.text.answers.qwen3_coder import CLOSE, FUNCTION, FUNCTION_END, PAR
 from penstock.text.answers.schema_branches import Branch, Plain, Schema, branches, closed
 from penstock.text.answers.text_formats import FORMATS
 from penstock.text.answers.tool import Tool, json_text, lark_text
-from penstock.text.grammar import check_grammar
+from penstock.text.grammar import WHITESPACE, check_grammar
 
 _ANY = "/(?s:.*)/"
 _ONE_CLOSE = r"~/(?s:.*)\n<\/parameter>(?:\n(?s:.*))?/"  # CLOSE stands behind a text and nowhere in it
@@ -126,7 +126,9 @@ class _Arguments:
         if others:
             alone = schema if others == kinds else {"allOf": [schema, {"type": sorted(others)}]}
             whole = closed(alone, self._tool.schema)
-            choices.append(f"{self._rule('json', f'%json {json_text(whole, strict=self._tool.strict)}')} {close}")
+            choices.append(
+                f"{self._rule('json', f'%json {json_text(whole, strict=self._tool.strict, white=WHITESPACE)}')} {close}"
+            )
         return self._rule("argument", f"{head} ({' | '.join(choices)})") if choices else None
 
     def _text(self, alternative: Alternative) -> str | None:

@@ -67,10 +67,12 @@ def schema_rule(name: str, tool: Tool) -> str:
     return f"{name}: %json {json_text(tool.schema, strict=tool.strict)}"
 
 
-def json_text(schema: dict[str, Any], *, strict: bool) -> str:
-    """Returns a schema as a grammar holds it: JSON without white space, in which models loop. Unless strict, what of it
-    isn't known is passed over. Raises UsageError for numbers that cannot be held to."""
-    options = {"whitespace_flexible": False, "lenient": not strict, "coerce_one_of": not strict}
+def json_text(schema: dict[str, Any], *, strict: bool, white: str | None = None) -> str:
+    """Returns a schema as a grammar holds it. white: what may stand between JSON's parts, None: nothing, since models
+    loop in it. Unless strict, what of the schema isn't known is passed over. Raises UsageError for numbers that cannot
+    be held to."""
+    options: dict[str, Any] = {"whitespace_flexible": white is not None, "lenient": not strict}
+    options |= {"coerce_one_of": not strict} | ({} if white is None else {"whitespace_pattern": white})
     text = json.dumps(schema, ensure_ascii=False)
     try:
         held = hold_numbers(schema) if may_have_large_numbers(text) else schema

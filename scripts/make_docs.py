@@ -201,8 +201,8 @@ MADE_ROWS = {
     "fp8": "e4m3, a float32 scale an output, llm-compressor's numbers byte for byte; the head stays wide, but in a "
     "build with `--quantize-lm-head`",
     "int8": "symmetric, a scale an output, to the nearest; the head too",
-    "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide, 32 of fewer than 768 inputs), to the "
-    "nearest, in a build by what is multiplied ([build.md](build.md)); the head int8",
+    "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide, 32 of fewer than 768; of a build the "
+    "smallest for all), to the nearest, in a build by what is multiplied ([build.md](build.md)); the head int8",
 }
 QUANTIZATION_NOTES = """\
 Routers of experts stay wide (of GPTQ, which doesn't name them, too); experts have every form above, but

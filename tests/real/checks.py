@@ -231,7 +231,8 @@ def streams(trial: Trial) -> str:
         for choice, piece in zip(whole.choices, pieces, strict=True):
             assert [choice.text, choice.finish_reason] == piece[:2], f"{text!r}, {how}: {piece}, not {choice}"
             assert _same(choice.logprobs.token_logprobs, piece[2])
-        assert usage == whole.usage, f"{text!r}, {how}: {usage}, not {whole.usage}"
+        counts = [(each.prompt_tokens, each.completion_tokens) for each in (usage, whole.usage)]
+        assert counts[0] == counts[1], f"{text!r}, {how}: {counts}"
         return len(pieces)
 
     def chat(text_and_how: tuple[str, dict[str, Any]]) -> int:
@@ -274,9 +275,11 @@ def monkeys(trial: Trial) -> str:
     _run([*words, str(shots_file()), "--limit", str(problems), "--n", str(n), "--max-tokens", "96"])
     rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
-    texts = [sample["text"] for row in rows for sample in row.get("samples", [])]
-    assert len(texts) == problems * n and all(texts), f"{len(texts)} samples"
-    return f"{problems * n} samples, {summary}"
+    drawn = {(row["problem"], row["sample"]) for row in rows if row["text"] and row["token_count"]}
+    assert drawn == {(at, sample) for at in range(problems) for sample in range(n)}, f"{sorted(drawn)} were drawn"
+    assert summary["samples"] == len(drawn) and not summary["failed"]
+    rate = summary["speed"]["output_tokens_per_second"]
+    return f"{len(drawn)} samples, pass@{n} {summary['coverage'][-1]['value']:.0%}, {rate:.0f} tok/s"
 
 
 def built(kind: str) -> Callable[[Trial], str]:
@@ -308,4 +311,4 @@ def built(kind: str) -> Callable[[Trial], str]:
 
 def _run(words: list[str]) -> None:
     done = subprocess.run([*PENSTOCK, *words], capture_output=True, text=True)
-    assert done.returncode == 0, f"penstock {words[0]}: {done.stderr[-2000:]}"
+    assert done.returncode == 0, f"penstock {words[0]}: {done.stderr.strip().splitlines()[-1:]}"

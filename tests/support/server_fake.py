@@ -299,7 +299,7 @@ class Running:
         self.url, self.engine, self.service, self.loop = url, engine, service, loop
 
     def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(600)  # ends a test that would never end
 
     def hold(self, held: bool) -> None:
         async def turn() -> None:

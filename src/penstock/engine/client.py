@@ -272,16 +272,15 @@ class Client:
         """Decodes whole samples, many in one call."""
         if self.tokenizer is None:
             return
-        for skip, begins in itertools.product((True, False), repeat=2):
+        alike: dict[tuple[bool, bool], list[tuple[Delta, PendingRequest]]] = {}
+        for delta, asked in late:
+            if asked.params.detokenize:
+                alike.setdefault((asked.params.skip_special_tokens, asked.begins), []).append((delta, asked))
+        for (skip, begins), mine in alike.items():
             how = {"skip_special_tokens": skip, "begins": begins}
-            mine = [
-                (d, a)
-                for d, a in late
-                if a.params.detokenize and (a.params.skip_special_tokens, a.begins) == (skip, begins)
-            ]
             kept = [visible_tokens(d.token_ids, d.finish_reason, a.params) for d, a in mine]
             try:
-                texts = self.tokenizer.decode_batch(kept, **how) if kept else []
+                texts = self.tokenizer.decode_batch(kept, **how)
             except Exception:  # noqa: BLE001  whose it is shows when each is decoded alone
                 texts = [self._decode_one(d.request_id, ids, how) for (d, _), ids in zip(mine, kept, strict=True)]
             for (delta, _), text in zip(mine, texts, strict=True):

@@ -49,7 +49,7 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
     """x [T, in] -> x @ weight.T + bias, [T, out]."""
     if isinstance(weight, PackedWeight):
         return _packed(x, weight, bias)
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or x.dtype != torch.float32:
         return F.linear(x, weight, bias)
     calls = plain_calls(x.dtype, torch.get_num_threads())
     return multiplied(x, calls, lambda some: F.linear(some, weight, bias))
@@ -84,14 +84,17 @@ def _packs(dtype: torch.dtype) -> bool:
 
 
 def _better_packed(dtype: torch.dtype) -> bool:
-    """Returns whether a row keeps its bits with packed weights, and with plain ones in calls of few rows at best."""
-    threads = torch.get_num_threads()
-    if plain_calls(dtype, threads) == RowCalls(None, True):
+    """Returns whether a row keeps its bits with packed weights, and with plain ones in calls of few rows at best: asked
+    of float32 alone, of which that is promised."""
+    if dtype != torch.float32 or not _packs(dtype):
         return False
-    return _packs(dtype) and packed_calls(dtype, threads).keeps
+    threads = torch.get_num_threads()
+    return plain_calls(dtype, threads) != RowCalls(None, True) and packed_calls(dtype, threads).keeps
 
 
 def _packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    if weight.dtype == torch.bfloat16:
+        return packed_product(weight.packed, bias)(x)
     if weight.dtype == torch.float16:
         x, bias = x.float(), None if bias is None else bias.float()
     calls = packed_calls(x.dtype, torch.get_num_threads())

@@ -76,7 +76,7 @@ class SampleDecoder:
             delta.token_ids.append(token)
             new = "" if last and hidden else self._detokenizer.push([token])
             armed = len(self.ids) > self.params.min_tokens
-            if armed and (run := self._detokenizer.settled()) and self._checker.would_stop(new + run):
+            if armed and (run := self._detokenizer.held_run()) and self._checker.would_stop(new + run):
                 new += self._detokenizer.flush()  # no further token is waited for, as no whole sample waits for one
             if last and finish != GOES_ON:
                 new += self._detokenizer.flush()

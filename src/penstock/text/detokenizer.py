@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Sequence
 
 from penstock.text.tokenizer import Tokenizer
-from penstock.text.vocabulary import read_run
+from penstock.text.vocabulary import read_run, whole_run
 
 
 class Detokenizer:
@@ -46,12 +46,9 @@ class Detokenizer:
         self._held = data[used:]
         return self._stripped(text) if self._strip else text
 
-    def settled(self) -> str:
-        """The text of a run of byte tokens that could end here; "" where it isn't whole, or there is none."""
-        try:
-            return b"".join(self._run).decode()
-        except UnicodeDecodeError:
-            return ""
+    def held_run(self) -> str:
+        """The text of the run of byte tokens that is held back; "" where it isn't whole, or there is none."""
+        return whole_run(self._run) or ""
 
     def flush(self) -> str:
         """What is left at the end of the sequence: an unfinished character is U+FFFD, an unfinished run is read."""

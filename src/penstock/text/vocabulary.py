@@ -176,7 +176,7 @@ class Vocabulary:
         while end and heard[end - 1] in self.byte_ids:
             end -= 1
         run = [self.pieces[index] for index in heard[end:]]
-        return self.decode(heard if REPLACEMENT not in read_run(run) else heard[:end], skip_special, begins)
+        return self.decode(heard[:end] if whole_run(run) is None else heard, skip_special, begins)
 
     def strip(self, text: str, begins: bool = True) -> str:
         """Takes away the leading spaces that the decoder strips where a text begins."""
@@ -209,12 +209,18 @@ class Vocabulary:
         return 0
 
 
-def read_run(run: list[bytes]) -> str:
-    """A run of byte-fallback tokens: its text, or one U+FFFD a byte if the run as a whole isn't UTF-8."""
+def whole_run(run: list[bytes]) -> str | None:
+    """The text of a run of byte-fallback tokens, None where the run as a whole isn't UTF-8."""
     try:
         return b"".join(run).decode()
     except UnicodeDecodeError:
-        return REPLACEMENT * len(run)
+        return None
+
+
+def read_run(run: list[bytes]) -> str:
+    """A run of byte-fallback tokens: its text, or one U+FFFD a byte if the run as a whole isn't UTF-8."""
+    text = whole_run(run)
+    return REPLACEMENT * len(run) if text is None else text
 
 
 def _outside(ids: Sequence[int], size: int) -> UsageError:

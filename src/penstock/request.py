@@ -367,6 +367,7 @@ class Delta:
     stop_reason: int | str | None = None
     logprobs: Sequence[PositionLogprobs] | None = None
     error: str | None = None
+    error_param: str | None = None  # the parameter at fault, where one is
     weights_version: str | None = None  # of those that it was made with, once they were changed
 
 

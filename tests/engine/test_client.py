@@ -13,7 +13,7 @@ from engine_model import END, VOCABULARY, make_tokenizer
 from text_samples import llama2
 
 from penstock.engine.build_engine import EngineFacts
-from penstock.engine.client import NONE_LEFT, Client, PendingRequest
+from penstock.engine.client import Client, PendingRequest
 from penstock.errors import ContextLengthError, UsageError
 from penstock.request import Delta, Request, SamplingParams, StructuredOutputsParams
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, STOP, Deltas
@@ -352,4 +352,5 @@ def test_nothing_left_amid_a_sample_is_told_by_name(tokenizer: Tokenizer) -> Non
     client = Client(FACTS, tokenizer, below)
     asked = client.submit([5], SamplingParams(max_tokens=9, allowed_token_ids=[7, 8], bad_words=["the wheel"]))
     (delta,) = client.process(news((asked, 0, [7, -2], ERROR)))
-    assert delta.error == NONE_LEFT and delta.error.startswith("allowed_token_ids left no token")
+    assert delta.error is not None and delta.error.startswith("allowed_token_ids left no token")
+    assert delta.error_param == "allowed_token_ids"

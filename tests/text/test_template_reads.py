@@ -26,7 +26,6 @@ from chat_kinds import (
 )
 
 from penstock.errors import UsageError
-from penstock.text import chat_template
 from penstock.text.chat_template import render
 
 
@@ -236,11 +235,6 @@ def test_whatever_an_assistant_said_can_be_in_the_next_turn(kind: str) -> None:
 def test_a_template_that_refuses_everything_says_why() -> None:
     with pytest.raises(UsageError, match="not today"):
         prompt("{{ raise_exception('not today') }}", ASK)
-
-
-def test_a_slow_template_is_taken_for_a_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "ASKING", -1.0)
-    assert prompt("slow" + ALTERNATING, {"role": "user", "content": parts("a", "b")}) == "slow[user]a\nb\n[model]"
 
 
 def test_a_template_that_writes_none_itself_is_no_fault_of_the_messages() -> None:

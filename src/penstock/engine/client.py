@@ -36,7 +36,7 @@ _UNFIT = (
     "no token could follow: the grammar passed its limits, another parameter barred what it left, or the model's "
     "logits were not finite"
 )
-NONE_LEFT = (
+_NONE_LEFT = (
     "allowed_token_ids left no token to draw beside what bad_words and min_tokens bar, or the model's logits were not "
     "finite: allow others, or bar fewer"
 )
@@ -259,7 +259,7 @@ class Client:
             if finish == ABORT and asked.group_stop is not None and asked.group_stop.over:
                 delta.stop_reason = STOP_WHEN
             if finish == ERROR:
-                delta.error = _no_token(asked.params)
+                delta.error, delta.error_param = _no_token(asked.params)
         if delta.finish_reason is None:
             return
         asked.over.add(delta.index)
@@ -332,11 +332,11 @@ def check_choice(params: SamplingParams, words: Sequence[Sequence[int]], ends: S
         raise UsageError(rule, param="allowed_token_ids", rule=rule)
 
 
-def _no_token(params: SamplingParams) -> str:
-    """Returns why no token could be drawn, as far as anyone can tell."""
+def _no_token(params: SamplingParams) -> tuple[str, str | None]:
+    """Returns why no token could be drawn, as far as anyone can tell, and the parameter at fault, if one is."""
     if params.structured_outputs is not None:
-        return _UNFIT
-    return NONE_LEFT if params.allowed_token_ids else _NOT_FINITE
+        return _UNFIT, "structured_outputs"
+    return (_NONE_LEFT, "allowed_token_ids") if params.allowed_token_ids else (_NOT_FINITE, None)
 
 
 def visible_tokens(tokens: list[int], finish: str | None, params: SamplingParams) -> list[int]:

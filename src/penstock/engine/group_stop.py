@@ -50,7 +50,7 @@ class GroupStop:
         try:
             self._count(self._find(text))
         except UsageError as error:
-            delta.finish_reason, delta.error = "error", str(error)
+            delta.finish_reason, delta.error, delta.error_param = "error", str(error), STOP_WHEN
             self._end()
 
     def _count(self, answer: str | None) -> None:

@@ -98,9 +98,8 @@ class Stream:
             else:
                 before.text += delta.text
                 before.token_ids += delta.token_ids
-                before.finish_reason, before.stop_reason, before.error = (
-                    delta.finish_reason, delta.stop_reason, delta.error,
-                )  # fmt: skip
+                before.finish_reason, before.stop_reason = delta.finish_reason, delta.stop_reason
+                before.error, before.error_param = delta.error, delta.error_param
                 before.weights_version = delta.weights_version
             if mine is not None:
                 scores.setdefault(delta.index, []).append(mine)

@@ -8,7 +8,6 @@ tokenizer beyond its templates and the texts of its special tokens.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -27,8 +26,6 @@ from penstock.text.turns import Message, Reads, as_read
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
-
-ASKING = 1.0  # seconds of processor time that a template is asked for; published ones take 0.02
 
 
 def render(
@@ -49,7 +46,7 @@ def render(
     Raises UsageError (messages that are malformed, or that the template refuses or fails on) and
     TokenizerError (no template, or one that isn't valid).
     """
-    source = pick_template(tokenizer.chat_templates, tools=tools is not None)
+    source = pick_template(tokenizer.chat_templates, tools=bool(tools))
     checked = check_messages(messages)
     check_options(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
     if continue_final_message and "content" not in checked[-1]:
@@ -71,11 +68,8 @@ def render(
 def _reads_of(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Reads:
     """Returns how a template reads messages, asked of it once. Raises TokenizerError where it isn't valid."""
     variables: dict[str, Any] = {**dict(special_tokens), "documents": None, "add_generation_prompt": True}
-    until = time.process_time() + ASKING
 
     def run(messages: list[Message]) -> str | None:
-        if time.process_time() > until:  # the rest is taken for what it is with most
-            return None
         try:
             return _run(source, {**variables, "messages": messages})
         except UsageError:

@@ -183,13 +183,22 @@ def test_parse_gives_pythons_objects(client: openai.OpenAI, server: Running) -> 
     class GetWeather(BaseModel):
         city: str
 
+    def sent_back(message: Any) -> None:
+        """The message is the next request's, with what parse() put into it."""
+        server.engine.says = "Done."
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in message.tool_calls or ()]
+        made = client.chat.completions.create(model="fake", messages=[*USER, message, *results])
+        assert made.choices[0].message.content == "Done."
+
     server.engine.says = '<tool_call>{"name": "GetWeather", "arguments": {"city": "Rome"}}</tool_call>'
     tools = [openai.pydantic_function_tool(GetWeather)]
     made = client.chat.completions.parse(model="fake", messages=USER, tools=tools, tool_choice="required")
     assert made.choices[0].message.tool_calls[0].function.parsed_arguments == GetWeather(city="Rome")
+    sent_back(made.choices[0].message)
     server.engine.says = '{"city": "Oslo"}'
     made = client.chat.completions.parse(model="fake", messages=USER, response_format=GetWeather)
     assert made.choices[0].message.parsed == GetWeather(city="Oslo")
+    sent_back(made.choices[0].message)
     server.engine.says = '<tool_call>{"name": "GetWeather", "arguments": {"city": "Rome"}}</tool_call>'
     with client.chat.completions.stream(model="fake", messages=USER, tools=tools) as stream:
         kinds = {event.type for event in stream}

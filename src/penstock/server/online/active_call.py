@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Receive
 
-from penstock.engine.client import NONE_LEFT
-from penstock.engine.group_stop import STOP_WHEN
 from penstock.errors import UsageError
 from penstock.request import Delta
 from penstock.server.online.app_state import AppState
@@ -111,13 +109,9 @@ class ActiveCall:
         self.call_metrics.note(at, deltas)
         for delta in deltas:
             if delta.error is not None:
-                if delta.error.startswith(STOP_WHEN):
-                    raise UsageError(delta.error, param=STOP_WHEN)
-                if self.call.sampling.structured_outputs is not None:  # of what was asked, as far as anyone can tell
-                    raise UsageError(delta.error, param="structured_outputs")
-                if delta.error == NONE_LEFT:
-                    raise UsageError(delta.error, param="allowed_token_ids")
-                raise SampleError(delta.error)
+                if delta.error_param is None:
+                    raise SampleError(delta.error)
+                raise UsageError(delta.error, param=delta.error_param)
             if delta.finish_reason is not None and self.ticket is not None:
                 self.ticket.ended(1)
 

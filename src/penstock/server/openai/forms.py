@@ -15,8 +15,8 @@ from penstock.request import MAX_LOGPROBS, NO_VOCABULARY, StopWhen
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
-from penstock.server.openai.tool_forms import Json, NamedTool, ToolCall, ToolChoice, ToolForm
-from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, sift
+from penstock.server.openai.tool_forms import CalledFunction, Json, NamedTool, ToolCall, ToolChoice, ToolForm
+from penstock.server.openai.unsupported_fields import CALLED, CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, sift
 from penstock.text.answers.tool import Tool, check_tools
 from penstock.text.chat import MAY_SAY_NOTHING, OPTIONS, check_options
 
@@ -373,7 +373,18 @@ def _message(raw: Any, where: str) -> Any:
             name = f"{where}.content[{at}].type"
             message = f"{name} must be text: images, audio and files are not served"
             raise HttpError(message, param=name, code="unsupported_parameter")
+    calls = kept.get("tool_calls")
+    if isinstance(calls, list):
+        kept["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
     return kept
+
+
+def _call(raw: Any, where: str) -> Any:
+    """Names what isn't served in a call of an earlier answer."""
+    function = raw.get("function") if isinstance(raw, dict) else None
+    if not isinstance(function, dict):
+        return raw
+    return {**raw, "function": sift(function, CalledFunction.__struct_fields__, CALLED, f"{where}.function.")}
 
 
 _AT = " - at `$"  # behind it msgspec names the place, in words of ours; before it a client's own may stand

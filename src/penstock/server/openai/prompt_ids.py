@@ -18,6 +18,7 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL
 from penstock.server.openai.tool_forms import Json
 from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
+from penstock.text.chat import pick_template
 from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
 
 if TYPE_CHECKING:
@@ -196,9 +197,11 @@ def _template_kwargs(form: ChatForm, tokenizer: Tokenizer) -> Json | None:
 
 
 def template_of(form: ChatForm, tokenizer: Tokenizer) -> str:
-    """Returns the template that a chat is rendered by; nothing where the model has none."""
-    templates = tokenizer.chat_templates
-    return templates.get("tool_use" if form.tools else "default", templates.get("default", ""))
+    """Returns the template that a chat is rendered by. Raises HttpError where the model has none."""
+    try:
+        return pick_template(tokenizer.chat_templates, tools=bool(form.tools))
+    except TokenizerError as error:
+        raise HttpError(str(error), param=_param(form)) from error
 
 
 def _check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: Tokenizer) -> None:

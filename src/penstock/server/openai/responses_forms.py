@@ -39,7 +39,7 @@ from penstock.server.openai.tool_forms import (
     ToolChoice,
     ToolForm,
 )
-from penstock.server.openai.unsupported_fields import RESPONSES, sift
+from penstock.server.openai.unsupported_fields import CALLED, RESPONSES, sift
 
 # Fields of the chat that a fault may be of -> what a response's body calls them.
 PARAMS = {
@@ -261,8 +261,8 @@ def _item(raw: Json, where: str) -> ItemMessage | ItemCall | ItemOutput | ItemRe
     if not isinstance(kind, str) or kind not in _ITEMS:
         message = f"{where}.type must be one of {', '.join(_ITEMS)}"
         raise HttpError(message, param=f"{where}.type", code="unsupported_parameter")
-    kept = {name: value for name, value in raw.items() if value is not None}
-    return convert(kept, _ITEMS[kind], where)
+    known = _ITEMS[kind].__struct_fields__
+    return convert(sift(raw, known, CALLED if kind == "function_call" else {}, f"{where}."), _ITEMS[kind], where)
 
 
 class _Turns:

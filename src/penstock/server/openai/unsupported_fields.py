@@ -106,6 +106,11 @@ MESSAGE: dict[str, Argument] = {
     **named("function_call", (), _FUNCTIONS),
     **named("audio", (), _TEXT_ALONE),
     **named("annotations", ([],), "notes on the web are not served; leave them out"),
+    **named("parsed", object, "what openai's parse() read of content, sent back with it; content counts"),
+}
+
+CALLED: dict[str, Argument] = {  # a function that an earlier answer called
+    **named("parsed_arguments", object, "what openai's parse() read of arguments, sent back; arguments count"),
 }
 
 STREAM_OPTIONS = named("include_obfuscation", (False,), "events are not padded; leave it out")

@@ -41,12 +41,13 @@ _FLAG: Json = {"type": "boolean"}
 _NULL: Json = {"type": "null"}
 _IDS: Json = {"type": "array", "items": _WHOLE}
 _REALS: Json = {"type": "array", "items": _REAL}
-_KINDS: dict[type, Json] = {str: _TEXT, bool: _FLAG, dict: {"type": "object"}}
+_KINDS: dict[type, Json] = {str: _TEXT, bool: _FLAG, dict: {"type": "object"}, object: {}}
 _TAKEN = {
     "CompletionForm": unsupported_fields.COMPLETION,
     "ChatForm": unsupported_fields.CHAT,
     "ResponsesForm": unsupported_fields.RESPONSES,
     "Message": unsupported_fields.MESSAGE,
+    "CalledFunction": unsupported_fields.CALLED,
     "StreamOptions": unsupported_fields.STREAM_OPTIONS,
 }
 

@@ -113,6 +113,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_LLAMA3_70B = {**_LLAMA3, "factor": 8.0}
 _QWEN3_MOE = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8,
     "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
@@ -146,6 +147,10 @@ SHAPES = {
         Shape(
             name="llama-3-8b", hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336,
             vocab=128_256, tied=False, theta=500_000.0, context=8192, ends=1000,
+        ),
+        Shape(
+            name="llama-3.3-70b", hidden=8192, layers=80, heads=64, kv_heads=8, head_dim=128, intermediate=28_672,
+            vocab=128_256, tied=False, theta=500_000.0, context=131_072, ends=1000, rope_scaling=_LLAMA3_70B,
         ),
         Shape(
             name="qwen3-30b-a3b", hidden=2048, layers=48, heads=32, kv_heads=4, head_dim=128, intermediate=6144,

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 
 from penstock.config import BLOCK_SIZE, Config
+from penstock.execute.first_step import lasting_rows
 from penstock.execute.open_runner import open_runner
 from penstock.execute.runner import TorchRunner
-from penstock.execute.step_table import lasting_rows, run_ahead
+from penstock.execute.step_table import run_ahead
 from penstock.kernels import choose
 from penstock.row_table import WANTS_FILTER, WANTS_LOGPROBS, WANTS_PENALTY
 from penstock.schedule.step import Joins, StepPlan

@@ -31,14 +31,14 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from penstock.execute.gpu_collectives import NO_MULTICAST, ROOM, GpuCollectives
+from penstock.execute.gpu_collectives import NO_MULTICAST, GpuCollectives
 from penstock.kernels.triton import all_reduce as ours
 
 SIZES = {"8 KB": 1 << 13, "32 KB": 1 << 15, "128 KB": 1 << 17, "512 KB": 1 << 19, "1 MB": 1 << 20, "4 MB": 1 << 22,
          "16 MB": 1 << 24, "64 MB": 1 << 26}  # fmt: skip
 CALLS, REPLAYS = 20, 30
-CUTS = [(block, warps, programs) for block, warps in ((512, 4), (1024, 4), (2048, 8), (4096, 8), (4096, 16))
-        for programs in (16, 32, 64, 128)]  # fmt: skip
+CUTS = [(block, warps, programs) for block, warps in ((128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8))
+        for programs in (32, 64, 128)]  # fmt: skip
 Told = list[list[str]]
 
 
@@ -60,7 +60,7 @@ def check_bits(end: GpuCollectives, rank: int, ranks: int) -> int:
     assert end._shared is not None
     memory, wrong, seed = end._shared.memory, 0, 0
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
-        for count in (1, 16, 1000, 4096, 65_552, 1 << 19, (1 << 20) + 16, ROOM // 2 + 4096, ROOM + 48):
+        for count in (1, 16, 1001, 4096, 65_552, 1 << 19, (1 << 20) + 16, ours.ROOM // 2 + 4096, ours.ROOM + 48):
             for one_shot in (True, False, None):
                 seed += 1
                 got = ours.all_reduce(drawn(rank, count, seed, dtype), memory, one_shot=one_shot)

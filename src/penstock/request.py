@@ -82,11 +82,8 @@ class StructuredOutputsParams:
             if not isinstance(getattr(self, name), (bool, NoneType)):
                 raise _form(f"structured_outputs.{name} must be true or false")
         choice = self.choice
-        if choice is not None and (
-            not isinstance(choice, (list, tuple))
-            or not choice
-            or not all(isinstance(text, str) and text for text in choice)
-        ):
+        texts = isinstance(choice, (list, tuple)) and all(isinstance(text, str) and text for text in choice)
+        if choice is not None and not (choice and texts):
             raise _form("structured_outputs.choice must be a list of at least one text, none of them empty")
         if self.size > MAX_GRAMMAR:
             raise _form(f"structured_outputs holds at most {MAX_GRAMMAR:,} characters: send a smaller form")

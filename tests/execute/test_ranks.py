@@ -206,6 +206,24 @@ def test_two_processes_give_the_golden_record(tmp_path: Path, monkeypatch: pytes
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-rank")]
 
 
+def test_every_rank_has_drawn_a_token_when_they_are_ready(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(
+        RemoteRank, "compare", lambda self, number, tokens: compared.append((number, tokens.tokens.tolist()))
+    )
+    runner = open_ranks(Config.of(**KNOBS), folder, 2)
+    told = runner.others[0]
+    assert [number for number, _ in compared] == [-2, -1] and len(compared[1][1]) == 1
+    until(lambda: len(told._heard) == 2)
+    assert [word.number for word in told._heard] == [-2, -1]
+    phases = ("weights", "waiting for other ranks", "meeting", "kernels", "KV and graphs", "first step")
+    assert set(runner.describe()["start_seconds"]) == set(phases)
+    assert "2 ranks are ready: weights" in capsys.readouterr().err
+    runner.close()
+
+
 @pytest.fixture
 def two(folder: Path) -> Iterator[RankRunner]:
     runner = open_ranks(Config.of(**KNOBS), folder, 2, seconds=4.0)  # a stopped rank is waited for so long

@@ -28,10 +28,10 @@ from penstock.parallel.collectives import first_line, gloo_group
 _dist: Any = torch.distributed  # its types leave out what is used here
 # A program that uses multicast can put the GPUs of a whole machine out of service when it fails.
 NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
-ROOM = 32 << 20  # bytes that go at once; more goes in pieces. Twice of it lie on each GPU
 MEETING = 60.0  # seconds in which memory is shared, or isn't
-# Looks at a flag, of 167 ns on an H200: while kernels are compiled and weights are read, 67 s, and from then on 1.7 s.
-PATIENT, AT_WORK = 400_000_000, 10_000_000
+# Looks at one rank's words, of 155 ns on an H100: while kernels are compiled and weights are read, 68 s, and from then
+# on 1.7 s. A look at several ranks' takes as often as long.
+PATIENT, AT_WORK = 440_000_000, 11_000_000
 
 Made = TypeVar("Made")
 
@@ -122,9 +122,9 @@ class SharedMemory:
     """Memory of every rank that all read. `memory`: as the kernels take it. `hung` [1] int64, pinned: 1 + the rank
     that was waited for in vain, 0: none was."""
 
-    def __init__(self, store: Any, rank: int, size: int, device: torch.device, room: int = ROOM) -> None:
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
         self.kernels: Any = import_module("penstock.kernels.triton.all_reduce")
-        count = self.kernels.FLAG_BYTES + 2 * room
+        count = 2 * self.kernels.ROOM
         if rank == 0:
             store.set("name", f"penstock-{os.urandom(8).hex()}")
         name = store.get("name").decode()  # torch keeps groups by their names: each model's is another
@@ -134,14 +134,14 @@ class SharedMemory:
             MEETINGS.made += 1
             places = [self._handle.get_buffer(each, (count,), torch.uint8).data_ptr() for each in range(size)]
             self.hung = torch.zeros(1, dtype=torch.int64, pin_memory=True)
-            state = torch.tensor([0, 0, 0, PATIENT, self.hung.data_ptr()], device=device)
+            state = torch.tensor([0, 0, 0, PATIENT // size, self.hung.data_ptr()], device=device)
             addresses = torch.tensor(places, device=device)
             torch.cuda.synchronize(device)
-        self.memory = self.kernels.RankMemory(addresses, state, rank, room)
+        self.memory = self.kernels.RankMemory(addresses, state, rank, self.kernels.ROOM)
 
     def be_quick(self) -> None:
-        """From the launches on that come after this one, a rank that doesn't come is waited for AT_WORK looks long."""
-        self.memory.state[self.kernels.MOST.value] = AT_WORK
+        """From the launches on that come after this one, a rank that doesn't come is waited for 1.7 s."""
+        self.memory.state[self.kernels.MOST.value] = AT_WORK // self.memory.ranks
 
 
 @dataclass
@@ -164,10 +164,11 @@ MEETINGS = Meetings()
 
 
 def _map(name: str, store: Any, rank: int, size: int, count: int, device: torch.device) -> tuple[Any, Tensor, Any]:
-    """Allocates `count` bytes, zeros, which all ranks of a new group map -> the group, the bytes, torch's handle."""
+    """Allocates `count` bytes, all bits set, which all ranks of a new group map -> the group, the bytes, torch's
+    handle."""
     symmetric: Any = import_module("torch.distributed._symmetric_memory")
     group = _named_group(name, _dist.PrefixStore(name, store), rank, size)
-    held = symmetric.empty(count, dtype=torch.uint8, device=device).zero_()
+    held = symmetric.empty(count, dtype=torch.uint8, device=device).fill_(0xFF)
     torch.cuda.synchronize(device)  # before another rank knows where it lies
     return group, held, symmetric._SymmetricMemory.rendezvous(held, name)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from penstock.config import Config, Dtype, KvCacheDtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.executor import Executor, open_executor
+from penstock.execute.first_step import StartClock, take_first_step
 from penstock.execute.kv_fit import check_eight_bits, fit_kv, kept_form, reads_eight_bits
 from penstock.execute.layer_pages import open_token_bytes, pages_of
 from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
@@ -44,13 +45,26 @@ def open_runner(config: Config, folder: Path) -> TorchRunner:
 
     Raises UsageError, CheckpointError or CapacityError, one line each, before anything is left behind.
     """
-    device = find_device(config.model.device)
+    device, clock = find_device(config.model.device), StartClock()
     executor = open_executor(device)
     try:
-        return executor.call(lambda: open_share(config, folder, device, executor))
+        runner = executor.call(lambda: open_share(config, folder, device, executor, clock=clock))
     except BaseException:
         executor.close()
         raise
+    end_start(runner, clock)
+    return runner
+
+
+def end_start(runner: TorchRunner, clock: StartClock) -> None:
+    """Runs a real step, without which nothing is ready; ends the runner where that fails."""
+    try:
+        take_first_step(runner)
+    except BaseException:
+        runner.close()
+        raise
+    clock.end("first step")
+    runner.opened_in(clock.seconds)
 
 
 def open_share(
@@ -62,12 +76,14 @@ def open_share(
     agree: Callable[[Limits], Limits] = lambda own: own,
     make: Callable[..., TorchRunner] = TorchRunner,
     met: Callable[[], None] = lambda: None,
+    clock: StartClock | None = None,
 ) -> TorchRunner:
     """Opens what one rank holds of the model, in a call of the executor.
 
     agree: this rank's limits -> what all ranks are built with. make: the runner's class, or what takes its arguments.
-    met: raises EngineError where a rank was waited for in vain in the steps that were run so far.
+    met: raises EngineError where a rank was waited for in vain in the steps that were run so far. clock: of the start.
     """
+    clock = clock or StartClock()
     unread = [name for name in GPU_ONLY if device.type == "cpu" and name in config.told()]
     if unread and layout.rank == 0:
         log.warning("nothing reads %s here: this runs on the CPU", ", ".join(unread))
@@ -75,6 +91,7 @@ def open_share(
     model_config = read_model_config(folder)
     limits = batch_limits(config, model_config.context, device)
     model, ops = load_for(config, folder, model_config, device, limits.max_model_len, layout)
+    clock.end("weights")
     with _named_failures(device):
         if layout.size > 1:  # all have loaded their weights: from now on they add up. What they agree on is thrown away
             agree(with_kv(limits, config, 1, device))
@@ -82,12 +99,14 @@ def open_share(
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
         met()
+        clock.end("kernels")
         sharers = layout.size if device.type == "cpu" else 1
         a_token = open_token_bytes(model.kv_forms, pages_of(model, limits.max_model_len))
         sized = agree(with_kv(limits, config, a_token, device, sharers=sharers))
         ends, defaults = end_ids(model_config, generation, config.end_of_text), generation.sampling()
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
+        clock.end("KV and graphs")
         asked = config.model
         runner.beside = partial(load_beside, model, layout=layout, quantization=asked.quantization, seed=asked.seed)
     if layout.size > 1:

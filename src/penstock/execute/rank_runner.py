@@ -9,6 +9,7 @@ the plan. It knows plans and ranks; no tensors.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,9 +25,10 @@ import torch
 from penstock.config import Config
 from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.execute.executor import StreamExecutor, open_executor
+from penstock.execute.first_step import StartClock
 from penstock.execute.limits import Limits, agreed
 from penstock.execute.open_collectives import open_collectives
-from penstock.execute.open_runner import find_device, find_dtype, open_runner, open_share
+from penstock.execute.open_runner import end_start, find_device, find_dtype, open_runner, open_share
 from penstock.execute.rank_channel import LATE_MASKS, PLANS, RankOrder, RankStart, encode, encode_order
 from penstock.execute.rank_gpus import check_own_gpu, check_visible_gpus
 from penstock.execute.remote_rank import RemoteRank
@@ -203,7 +205,7 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
     if device.type == "cuda":
         check_visible_gpus(ranks)
         check_own_gpu(device, config.memory.gpu_memory_utilization)
-    executor, others = open_executor(device), list[RemoteRank]()
+    executor, others, clock = open_executor(device), list[RemoteRank](), StartClock()
     with tempfile.TemporaryDirectory(prefix="penstock-") as private:
         meeting = Path(private) / "meeting"
         start = RankStart(
@@ -222,15 +224,18 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
 
         def agree(own: Limits) -> Limits:
             found = agreed([own, *(other.limits() for other in others)])
+            clock.end("waiting for other ranks")
             for other in others:
                 other.send(encode(found))
             collectives.connect()
+            clock.end("meeting")
             return found
 
         def opened() -> TorchRunner:
             torch.set_num_threads(start.threads)
             layout = Layout(0, ranks, collectives.all_reduce, collectives.all_gather)
-            runner = open_share(start.config(), folder, device, executor, layout, agree, make, collectives.check)
+            met = collectives.check
+            runner = open_share(start.config(), folder, device, executor, layout, agree, make, met, clock)
             collectives.ready()
             return runner
 
@@ -245,6 +250,8 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
             torch.set_num_threads(threads)
             raise
     assert isinstance(runner, RankRunner)
+    end_start(runner, clock)
+    print(f"penstock: {ranks} ranks are ready: {clock}", file=sys.stderr)
     return runner
 
 

@@ -7,7 +7,7 @@ host but its plan, so several may be launched before one is read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -121,6 +121,10 @@ class TorchRunner:
         self._capture(agreed)
         if self._binaries is not None:
             self._at_ready = self._binaries.counts()
+
+    def opened_in(self, seconds: Mapping[str, float]) -> None:
+        """Notes what the start took, by phase, for `describe`."""
+        self._about["start_seconds"] = dict(seconds)
 
     def launch(self, plan: StepPlan) -> Flight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""

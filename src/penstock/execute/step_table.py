@@ -16,9 +16,10 @@ import numpy as np
 
 from penstock.artifact.manifest import USUAL_PROMPT, BuiltFor, StepSeconds, TimedEngine
 from penstock.config import BLOCK_SIZE
+from penstock.execute.first_step import lasting_rows
 from penstock.execute.padding import BESIDE_TOKENS
 from penstock.execute.runner import TorchRunner
-from penstock.schedule.step import JOIN_RECORD, Chunks, Int32, Joins, StepPlan
+from penstock.schedule.step import Chunks, Int32, Joins, StepPlan
 
 WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # of a round
 ROUND_SECONDS = 0.1  # of one, past LEAST_STEPS
@@ -29,7 +30,6 @@ FEW = 64  # tokens before rows that prompts stand beside
 _CONTEXT = (FEW, 1024, 8192, 32768)
 _MEMBERS, _SHARED = (2, 8, 32, 128, 1024), (256, 1024)
 _SPREAD, _SPREAD_ROWS = 512, (16, 128, 256, 512, 1024, 4096)  # tokens either way, before so many rows
-_NOTHING = np.zeros(0, np.int32)
 
 
 class TimedStep(NamedTuple):
@@ -178,22 +178,6 @@ def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> 
     assert before is not None, "at least one step is timed"
     before.fetch()
     return host
-
-
-def lasting_rows(blocks: Int32, length: int | Int32, **columns: float) -> Joins:
-    """Returns rows that go on for ever, with these blocks each [rows, blocks] and so many tokens stored [rows]; drawn
-    plainly but for `columns` of JOIN_RECORD."""
-    rows = len(blocks)
-    records = np.zeros(rows, JOIN_RECORD)
-    for name in ("row", "sample", "last_token", "seed"):
-        records[name] = np.arange(rows)
-    records["length"], records["limit"] = length, length + 10_000
-    records["prompt_length"] = records["min_length"] = length + 1
-    records["temperature"] = records["top_p"] = records["repetition"] = 1.0
-    records["ignore_eos"], records["stop_ids"], records["logprobs"] = 1, -1, -1
-    for name, value in columns.items():
-        records[name] = value
-    return Joins(records, blocks, np.zeros(rows + 1, np.int32), _NOTHING, np.zeros(0, np.float32))
 
 
 class _Plans:

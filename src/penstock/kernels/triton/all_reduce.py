@@ -1,17 +1,23 @@
-"""Sums and gatherings over the ranks of one model, each a GPU that reads the others' memory: one launch, no library.
+"""Sums and gatherings over the ranks of one model, each a GPU that writes into the others' memory: one launch, no
+library.
 
-    one shot    a rank copies x where all can read it, says so, waits until all have, and adds up every rank's
-    two shots   each adds up one part in as many as there are ranks; once all have, it reads the others' sums
+    one shot    a rank writes x into every other's memory; each adds up what came to it
+    two shots   a rank writes the r-th part of x to rank r alone, which adds up that part and writes the sum to all
 
 A sum is of all ranks' numbers in the ranks' order, in float32, rounded once: the same bits on every rank, in both forms
-and whatever else is in x. `RankMemory` is what ranks share: flags, and room for x twice, since a rank may be a call
-ahead of one that still reads: it cannot be two ahead, for each call waits for all. Which half, and what flags say,
-comes from a count of calls in the device's own memory, so calls may be captured and replayed in any mix.
+and whatever else is in x.
 
-Nobody waits forever: past `most` looks at a flag a rank notes which other did not come, in a word that the host reads
-too, goes on with what is there, and waits no more. It knows addresses, numbers and ranks; no layers, and nothing of how
-ranks met. Source of the two forms: one-shot and two-shot all-reduce, as in TensorRT-LLM's and PyTorch's custom
-collectives.
+A word says by itself that it has come: memory that waits holds EMPTY, all bits set, which no sender writes, and who has
+read a word puts EMPTY back. So there are no flags and no fences: a call costs one way of the data, or two. Of floats
+EMPTY is a NaN (two of them in 16 bits), in whose place another NaN is sent; words that are gathered go in 64 bits.
+Memory is there twice, for a rank may be a call ahead of one that still reads. It is never two ahead, since the sums of
+a call need a word of every rank, which a rank sends when its call before has ended. Which half a call takes comes from
+a count of calls in the device's own memory, so calls may be captured and replayed in any mix.
+
+Nobody waits forever: past `most` looks a rank notes which other did not come, in a word that the host reads too, goes
+on with what is there, and waits no more. It knows addresses, numbers, ranks; no layers, and nothing of how ranks met.
+Sources: one-shot and two-shot all-reduce, as in TensorRT-LLM's and PyTorch's custom collectives; data that is its own
+flag, as in NCCL's low-latency protocol and TensorRT-LLM's Lamport kernels.
 """
 
 from __future__ import annotations
@@ -26,29 +32,30 @@ from torch import Tensor
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, wait
 
-FLAG_BYTES = 16384  # of flags, in front of the room for x: int64 [programs, ranks]
+EMPTY = tl.constexpr(-1)  # of 32 bits or of 64: memory that waits
 MOST_PROGRAMS = 128  # fewer than a large chip has multiprocessors: all of a call run at once, as waiting asks for
-MOST_RANKS = FLAG_BYTES // 8 // MOST_PROGRAMS
+# Bytes that a call may take of a rank's memory: enough for 8 MB by two shots. 16 MB are faster as two calls than as one
+# (four H100s: 91 us, not 99), since what is read is written once more.
+ROOM = (16 << 20) + (1 << 16)
 # Numbers in `state`, int64.
 CALLS, LEFT, HUNG, MOST, HOST = (tl.constexpr(i) for i in range(5))
 STATE = 5
-FLAGS = tl.constexpr(FLAG_BYTES)
-# Ranks -> up to how many bytes one shot is the faster; others: LARGE. Two H200s: at any size (16 MB 69 us, two shots
-# 71; docs/design/ranks.md). More ranks have not been measured.
-ONE_SHOT_BYTES = {2: 1 << 62, 4: 1 << 18}
-ONE_SHOT_LARGE = 1 << 17
-# Numbers of a block and warps of a program: few of both come soonest; many bytes under way fill the links.
-SMALL, LARGE, LARGE_BYTES = (1024, 4), (4096, 16), 1 << 20
+# Ranks -> up to how many bytes one shot is the faster; others: LARGE_BYTES (docs/design/ranks.md).
+ONE_SHOT_BYTES = {2: 1 << 19, 4: 1 << 17}
+MORE_RANKS_BYTES = 1 << 16
+# Up to how many bytes -> words that a program takes at once (by two shots a block of each rank), and its warps.
+ONE_SHOT_CUTS = ((1 << 17, 256, 4), (1 << 62, 1024, 8))
+TWO_SHOT_CUTS = ((3 << 19, 1024, 4), (3 << 20, 2048, 4), (1 << 62, 4096, 8))
+GATHER_CUT = (256, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """What a rank knows of the memory that ranks share.
 
-    addresses [ranks] int64: of each rank's flags, FLAG_BYTES of zeros at first; behind them lies room for x twice, of
-    `room` bytes each.   state [STATE] int64, this rank's own: calls so far, programs that have left the call, 1 +
-    the rank that it waited for in vain (0: none), the most looks at a flag, and the address of an int64 in pinned
-    memory that says the same rank.
+    addresses [ranks] int64: of each rank's, 2 * `room` bytes of EMPTY at first.   state [STATE] int64, this rank's own:
+    calls so far, programs that have left the call, 1 + the rank that it waited for in vain (0: none), the most looks,
+    and the address of an int64 in pinned memory that says the same rank.
     """
 
     addresses: Tensor
@@ -62,51 +69,21 @@ class RankMemory:
 
 
 @triton.jit
-def _meet(bases, lane, state, program, turn, me, RANKS: tl.constexpr):
-    """Says that this program has come so far, and waits until the same program of every rank has: what each wrote
-    before is visible then."""
-    there = lane < RANKS
-    tl.debug_barrier()  # all of this program's writes, before the flag
-    said = tl.zeros_like(bases) + turn
-    theirs = bases.to(tl.pointer_type(tl.int64), bitcast=True) + program * RANKS + me
-    tl.atomic_xchg(theirs, said, mask=there, sem="release", scope="sys")
-    mine = _of(bases, lane, me).to(tl.pointer_type(tl.int64), bitcast=True) + program * RANKS + lane
-    hung = tl.load(state + HUNG)
-    most = tl.where(hung != 0, 1, tl.load(state + MOST))
-    late, looks = tl.full((), 1, tl.int32), most * 0
-    while (late > 0) & (looks < most):
-        seen = tl.load(mine, mask=there, other=0, volatile=True)
-        late = tl.sum((there & (seen < turn)).to(tl.int32), axis=0)
-        looks += 1
-    seen = tl.atomic_add(mine, said * 0, mask=there, sem="acquire", scope="sys")
-    late = tl.sum((there & (seen < turn)).to(tl.int32), axis=0)
-    if (late > 0) & (hung == 0):  # behind the first hang nobody is waited for, and late ranks are no news
-        host = tl.load(state + HOST).to(tl.pointer_type(tl.int64), bitcast=True)
-        absent = tl.max(tl.where(there & (seen < turn), lane + 1, 0), axis=0).to(tl.int64)
-        tl.store(state + HUNG, absent)
-        tl.store(host, absent)
-    tl.debug_barrier()
-
-
-@triton.jit
-def _of(bases, lane, rank):
-    """The address of one rank, which a look at memory would cost again behind each meeting."""
-    return tl.sum(tl.where(lane == rank, bases, 0), axis=0)
-
-
-@triton.jit
-def _room(bases, lane, rank, behind, x):
-    """The room of a rank, as a pointer to numbers of x's kind."""
-    return tl.multiple_of((_of(bases, lane, rank) + behind).to(x.dtype, bitcast=True), 16)
-
-
-@triton.jit
 def _begin(addresses, state, room, RANKS: tl.constexpr, WIDTH: tl.constexpr):
-    """-> calls so far, lanes [WIDTH], every rank's address, how far behind it this call's room lies."""
+    """-> calls so far, lanes [WIDTH], the address of every rank's half for this call, the most looks."""
     calls = tl.load(state + CALLS)
     lane = tl.arange(0, WIDTH)
-    bases = tl.load(addresses + lane, mask=lane < RANKS, other=0)
-    return calls, lane, bases, FLAGS + (calls & 1) * room
+    bases = tl.load(addresses + lane, mask=lane < RANKS, other=0) + (calls & 1) * room
+    most = tl.load(state + MOST)
+    # Behind the first hang nobody is waited for.
+    return calls, lane, bases, tl.where(tl.load(state + HUNG) != 0, most * 0 + 1, most)
+
+
+@triton.jit
+def _memory(bases, lane, rank, KIND: tl.constexpr):
+    """A rank's memory, as a pointer to words of KIND."""
+    base = tl.sum(tl.where(lane == rank, bases, 0), axis=0)
+    return tl.multiple_of(base.to(tl.pointer_type(KIND), bitcast=True), 16)
 
 
 @triton.jit
@@ -118,93 +95,239 @@ def _leave(state, calls, programs):
         tl.store(state + CALLS, calls + 1)
 
 
+@triton.jit
+def _await(
+    words, apart, place, onward, count, me, state, most, RANKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Waits until no word of another rank is EMPTY; notes whose are, where it has looked often enough. Rank r's lie
+    r * apart behind `words` [BLOCK]: as many of them as have r * onward + place [BLOCK] below count."""
+    late, looks = tl.full((), 1, tl.int32), most * 0
+    while (late > 0) & (looks < most):
+        missing = tl.zeros((BLOCK,), tl.int32)
+        for rank in tl.static_range(RANKS):
+            there = (place + rank * onward < count) & (rank != me)
+            seen = tl.load(words + rank * apart, mask=there, other=0, volatile=True)
+            missing = missing | (seen == EMPTY).to(tl.int32)
+        late = tl.max(missing, axis=0)
+        looks += 1
+    if late > 0:  # noqa: SIM102  `and` would look at both
+        if tl.load(state + HUNG) == 0:  # behind the first hang late ranks are no news
+            for rank in tl.static_range(RANKS):
+                there = (place + rank * onward < count) & (rank != me)
+                seen = tl.load(words + rank * apart, mask=there, other=0, volatile=True)
+                if tl.max((seen == EMPTY).to(tl.int32), axis=0) > 0:
+                    absent = tl.full((), rank + 1, tl.int64)
+                    tl.store(state + HUNG, absent)
+                    tl.store(tl.load(state + HOST).to(tl.pointer_type(tl.int64), bitcast=True), absent)
+
+
+@triton.jit
+def _sendable(word):
+    return tl.where(word == EMPTY, EMPTY - 1, word)
+
+
+@triton.jit
+def _number(word, KIND: tl.constexpr, NTH: tl.constexpr):
+    """A number of KIND in words of 32 bits -> float32. NTH: 0, or 1 for the second of 16 bits."""
+    if tl.float32 == KIND:
+        number = word.to(tl.float32, bitcast=True)
+    else:
+        number = (word >> (16 * NTH)).to(tl.int16).to(KIND, bitcast=True).to(tl.float32)
+    return number
+
+
+@triton.jit
+def _word(first, second, KIND: tl.constexpr):
+    """Numbers in float32 -> words of 32 bits, which hold one of KIND, or two."""
+    if tl.float32 == KIND:
+        word = first.to(tl.int32, bitcast=True)
+    else:
+        low = first.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        word = low | (second.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return word
+
+
+@triton.jit
+def _sum(words, apart, at, count, own, me, state, most, KIND: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Waits for the others' words of `at` -> their sum with `own`; puts EMPTY in their place."""
+    first, second, missing = _add(words, apart, at, count, own, me, KIND, RANKS, BLOCK)
+    if tl.max(missing, axis=0) > 0:
+        _await(words, apart, at, 0, count, me, state, most, RANKS, BLOCK)
+        first, second, missing = _add(words, apart, at, count, own, me, KIND, RANKS, BLOCK)
+    _empty(words, apart, at, 0, count, me, RANKS, BLOCK)
+    return _word(first, second, KIND)
+
+
+@triton.jit
+def _add(words, apart, at, count, own, me, KIND: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    """-> sums of what there is of the first and the second number in each word; where words are EMPTY: 1."""
+    first, second = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    missing = tl.zeros((BLOCK,), tl.int32)
+    for rank in tl.static_range(RANKS):
+        came = tl.load(words + rank * apart, mask=(at < count) & (rank != me), other=0, volatile=True)
+        missing = missing | (came == EMPTY).to(tl.int32)
+        word = tl.where(rank == me, own, came)
+        first += _number(word, KIND, 0)
+        second += _number(word, KIND, 1)
+    return first, second, missing
+
+
+@triton.jit
+def _take(words, apart, out, out_apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Copies the others' words to `out` as they are -> where some are EMPTY: 1. As _await."""
+    missing = tl.zeros((BLOCK,), tl.int32)
+    for rank in tl.static_range(RANKS):
+        there = (place + rank * onward < count) & (rank != me)
+        came = tl.load(words + rank * apart, mask=there, other=0, volatile=True)
+        tl.store(out + rank * out_apart, came.to(tl.int32), mask=there)
+        missing = missing | (came == EMPTY).to(tl.int32)
+    return missing
+
+
+@triton.jit
+def _receive(
+    words, apart, out, out_apart, place, onward, count, me, state, most, RANKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Waits for the others' words, copies rank r's to r * out_apart behind `out` [BLOCK], puts EMPTY in their place."""
+    missing = _take(words, apart, out, out_apart, place, onward, count, me, RANKS, BLOCK)
+    if tl.max(missing, axis=0) > 0:
+        _await(words, apart, place, onward, count, me, state, most, RANKS, BLOCK)
+        _take(words, apart, out, out_apart, place, onward, count, me, RANKS, BLOCK)
+    _empty(words, apart, place, onward, count, me, RANKS, BLOCK)
+
+
+@triton.jit
+def _empty(words, apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    tl.debug_barrier()  # a word may be read by another thread than the one that empties it
+    for rank in tl.static_range(RANKS):
+        there = (place + rank * onward < count) & (rank != me)
+        tl.store(words + rank * apart, tl.full((BLOCK,), -1, words.dtype.element_ty), mask=there)
+
+
 @triton.jit(do_not_specialize=["units", "room", "me"])
 def _one_shot(
-    x, out, addresses, state, units, room, me,
-    RANKS: tl.constexpr, WIDTH: tl.constexpr, GATHERS: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    x, out, addresses, state, units, room, me, KIND: tl.constexpr,
+    RANKS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """x [count] -> out [count], the sum; GATHERS: out [RANKS, count], every rank's x. count: units * UNIT."""
+    """x [units * UNIT] int32, words of KIND -> out, the sum's words."""
     wait(EARLY)
     count = units * UNIT  # so the compiler knows what divides it, and moves 16 bytes at a time
     program, programs = tl.program_id(0), tl.num_programs(0)
-    calls, lane, bases, behind = _begin(addresses, state, room, RANKS, WIDTH)
-    mine = _room(bases, lane, me, behind, x)
+    calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
+    apart = (count + BLOCK - 1) // BLOCK * BLOCK
     for first in range(program * BLOCK, count, programs * BLOCK):
         at = first + tl.arange(0, BLOCK)
-        tl.store(mine + at, tl.load(x + at, mask=at < count), mask=at < count)
-    _meet(bases, lane, state, program, calls * 2 + 1, me, RANKS)
+        own = _sendable(tl.load(x + at, mask=at < count))
+        for step in tl.static_range(1, RANKS):  # each begins with another neighbour: all links are at work
+            theirs = _memory(bases, lane, (me + step) % RANKS, tl.int32)
+            tl.store(theirs + me * apart + at, own, mask=at < count)
+    mine = _memory(bases, lane, me, tl.int32)
     for first in range(program * BLOCK, count, programs * BLOCK):
         at = first + tl.arange(0, BLOCK)
-        total = tl.zeros((BLOCK,), tl.float32)
-        for rank in tl.static_range(RANKS):
-            theirs = _room(bases, lane, rank, behind, x)
-            value = tl.load(theirs + at, mask=at < count, cache_modifier=".cg")
-            if GATHERS:
-                tl.store(out + rank * count + at, value, mask=at < count)
-            else:
-                total += value.to(tl.float32)
-        if not GATHERS:
-            tl.store(out + at, total.to(x.dtype.element_ty), mask=at < count)
+        own = tl.load(x + at, mask=at < count, other=0)
+        total = _sum(mine + at, apart, at, count, own, me, state, most, KIND, RANKS, BLOCK)
+        tl.store(out + at, total, mask=at < count)
     _leave(state, calls, programs)
 
 
 @triton.jit(do_not_specialize=["units", "room", "me"])
 def _two_shots(
-    x, out, addresses, state, units, room, me,
-    RANKS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    x, out, addresses, state, units, room, me, KIND: tl.constexpr,
+    RANKS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """x [count] -> out [count], the sum; count: units * UNIT. Of RANKS blocks that lie together rank r adds up the
-    r-th, in its place."""
+    """As _one_shot. Of RANKS blocks that lie together rank r adds up the r-th."""
     wait(EARLY)
-    count = units * UNIT  # so the compiler knows what divides it, and moves 16 bytes at a time
+    count = units * UNIT
+    STEP: tl.constexpr = BLOCK * RANKS
     program, programs = tl.program_id(0), tl.num_programs(0)
-    calls, lane, bases, behind = _begin(addresses, state, room, RANKS, WIDTH)
-    mine = _room(bases, lane, me, behind, x)
-    for first in range(program * BLOCK * RANKS, count, programs * BLOCK * RANKS):
-        for rank in tl.static_range(RANKS):
-            at = first + rank * BLOCK + tl.arange(0, BLOCK)
-            tl.store(mine + at, tl.load(x + at, mask=at < count), mask=at < count)
-    _meet(bases, lane, state, program, calls * 2 + 1, me, RANKS)
-    for first in range(program * BLOCK * RANKS, count, programs * BLOCK * RANKS):
-        at = first + me * BLOCK + tl.arange(0, BLOCK)
-        total = tl.zeros((BLOCK,), tl.float32)
-        for rank in tl.static_range(RANKS):
-            theirs = _room(bases, lane, rank, behind, x)
-            total += tl.load(theirs + at, mask=at < count, cache_modifier=".cg").to(tl.float32)
-        value = total.to(x.dtype.element_ty)
-        tl.store(mine + at, value, mask=at < count)
-        tl.store(out + at, value, mask=at < count)
-    _meet(bases, lane, state, program, calls * 2 + 2, me, RANKS)
-    for first in range(program * BLOCK * RANKS, count, programs * BLOCK * RANKS):
-        for rank in tl.static_range(RANKS):
-            if rank != me:
-                at = first + rank * BLOCK + tl.arange(0, BLOCK)
-                theirs = _room(bases, lane, rank, behind, x)
-                value = tl.load(theirs + at, mask=at < count, cache_modifier=".cg")
-                tl.store(out + at, value, mask=at < count)
+    calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
+    apart = (count + STEP - 1) // STEP * BLOCK  # words that one rank sends to another, up to a block
+    along = tl.arange(0, BLOCK)
+    for first in range(program * STEP, count, programs * STEP):
+        for step in tl.static_range(1, RANKS):
+            rank = (me + step) % RANKS
+            at = first + rank * BLOCK + along
+            own = _sendable(tl.load(x + at, mask=at < count))
+            theirs = _memory(bases, lane, rank, tl.int32) + me * apart + first // STEP * BLOCK
+            tl.store(theirs + along, own, mask=at < count)
+    mine = _memory(bases, lane, me, tl.int32)
+    for first in range(program * STEP, count, programs * STEP):
+        at = first + me * BLOCK + along
+        own = tl.load(x + at, mask=at < count, other=0)
+        parts = mine + first // STEP * BLOCK + along
+        total = _sendable(_sum(parts, apart, at, count, own, me, state, most, KIND, RANKS, BLOCK))
+        tl.store(out + at, total, mask=at < count)
+        for step in tl.static_range(1, RANKS):
+            theirs = _memory(bases, lane, (me + step) % RANKS, tl.int32) + RANKS * apart
+            tl.store(theirs + at, total, mask=at < count)
+    sums = mine + RANKS * apart
+    for first in range(program * STEP, count, programs * STEP):
+        place = first + along
+        _receive(sums + place, BLOCK, out + place, BLOCK, place, BLOCK, count, me, state, most, RANKS, BLOCK)
     _leave(state, calls, programs)
+
+
+@triton.jit(do_not_specialize=["count", "room", "me"])
+def _gather(
+    x, out, addresses, state, count, room, me,
+    RANKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """x [count] int32 -> out [RANKS, count], every rank's. Words go in 64 bits, which are never EMPTY."""
+    wait(EARLY)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
+    apart = (count + BLOCK - 1) // BLOCK * BLOCK
+    for first in range(program * BLOCK, count, programs * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        own = tl.load(x + at, mask=at < count)
+        tl.store(out + me * count + at, own, mask=at < count)
+        for step in tl.static_range(1, RANKS):
+            theirs = _memory(bases, lane, (me + step) % RANKS, tl.int64)
+            tl.store(theirs + me * apart + at, own.to(tl.int64) & 0xFFFFFFFF, mask=at < count)
+    mine = _memory(bases, lane, me, tl.int64)
+    for first in range(program * BLOCK, count, programs * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        _receive(mine + at, apart, out + at, count, at, 0, count, me, state, most, RANKS, BLOCK)
+    _leave(state, calls, programs)
+
+
+_KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def all_reduce(
     x: Tensor, memory: RankMemory, *, one_shot: bool | None = None, cut: tuple[int, int] | None = None,
     most_programs: int = MOST_PROGRAMS,
 ) -> Tensor:  # fmt: skip
-    """x of any shape and float dtype, the same on every rank -> the sum of every rank's, a tensor of its own. More than
-    there is room for goes in pieces. one_shot: the form; cut: numbers of a block and warps; None: by x's bytes."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    flat, sums, piece = x.view(-1), out.view(-1), memory.room // x.element_size()
-    for first in range(0, flat.shape[0], piece):
-        some, its = flat[first : first + piece], sums[first : first + piece]
-        one = some.nbytes <= ONE_SHOT_BYTES.get(memory.ranks, ONE_SHOT_LARGE) if one_shot is None else one_shot
-        by = cut or (LARGE if some.nbytes >= LARGE_BYTES else SMALL)
-        if one:
-            _launch(_one_shot, some, its, memory, 1, by, most_programs, GATHERS=False)
-        else:
-            _launch(_two_shots, some, its, memory, memory.ranks, by, most_programs)
-    return out
+    """x of any shape, in float32 or in 16 bits, the same on every rank -> the sum of every rank's, a tensor of its own.
+    What there is no room for goes in pieces. one_shot: the form; cut: words of a block and warps; None: by x's bytes.
+    """
+    flat = x.reshape(-1)
+    count, odd = flat.shape[0], flat.shape[0] % (4 // flat.element_size())
+    if odd or flat.data_ptr() % 16:  # words of two numbers, and 16 bytes at a time
+        flat = torch.nn.functional.pad(flat, (0, odd))
+    out = torch.empty_like(flat)
+    words, sums = flat.view(torch.int32), out.view(torch.int32)
+    if one_shot is None:
+        one_shot = flat.nbytes <= ONE_SHOT_BYTES.get(memory.ranks, MORE_RANKS_BYTES)
+    kernel, shares = (_one_shot, 1) if one_shot else (_two_shots, memory.ranks)
+    block, warps = cut or _cut(flat.nbytes, one_shot, next_power_of_2(shares))
+    # Of the room, in words: one shot takes all ranks', two take parts and sums; each is rounded up to a block.
+    piece = (memory.room // 4 // (memory.ranks if one_shot else 2) - block * shares) // 16 * 16
+    for first in range(0, words.shape[0], piece):
+        some, its = words[first : first + piece], sums[first : first + piece]
+        unit = 16 if some.shape[0] % 16 == 0 else 1
+        _launch(
+            kernel, some, its, memory, some.shape[0] // unit, (block, warps), most_programs, block * shares,
+            KIND=_KINDS[x.dtype], UNIT=unit,
+        )  # fmt: skip
+    return out[:count].view(x.shape)
+
+
+def _cut(size: int, one_shot: bool, shares: int) -> tuple[int, int]:
+    """-> words of a block and warps, for so many bytes. shares: blocks that a program takes at once."""
+    cuts = ONE_SHOT_CUTS if one_shot else TWO_SHOT_CUTS
+    step, warps = next((step, warps) for most, step, warps in cuts if size <= most)
+    return step // shares, warps
 
 
 def all_gather(x: Tensor, memory: RankMemory) -> Tensor:
@@ -213,30 +336,27 @@ def all_gather(x: Tensor, memory: RankMemory) -> Tensor:
     x = x.contiguous()
     out = torch.empty((memory.ranks, *x.shape), dtype=x.dtype, device=x.device)
     flat, every = x.view(-1).view(torch.int32), out.view(memory.ranks, -1).view(torch.int32)
-    piece = memory.room // 4
+    block, warps = GATHER_CUT
+    piece = memory.room // (8 * memory.ranks) // block * block
     for first in range(0, flat.shape[0], piece):
         some, its = flat[first : first + piece], every
         if flat.shape[0] > piece:
             its = torch.empty((memory.ranks, some.shape[0]), dtype=torch.int32, device=x.device)
-        _launch(_one_shot, some, its, memory, 1, SMALL, MOST_PROGRAMS, GATHERS=True)
+        _launch(_gather, some, its, memory, some.shape[0], (block, warps), MOST_PROGRAMS, block)
         if its is not every:
             every[:, first : first + piece] = its
     return out
 
 
 def _launch(
-    kernel: object, x: Tensor, out: Tensor, memory: RankMemory, together: int, cut: tuple[int, int], most: int,
+    kernel: object, x: Tensor, out: Tensor, memory: RankMemory, units: int, cut: tuple[int, int], most: int, step: int,
     **more: object,
 ) -> None:  # fmt: skip
-    """together: blocks that a program takes at once."""
-    assert memory.ranks <= MOST_RANKS and most <= MOST_PROGRAMS
-    if not x.shape[0]:
-        return
+    """step: words that a program takes at once."""
+    assert most <= MOST_PROGRAMS
     early, (block, warps) = has_pdl(x.device), cut
-    programs = min(most, cdiv(x.shape[0], block * together))
-    unit = 16 if x.shape[0] % 16 == 0 and not more.get("GATHERS") else 1
-    kernel[(programs,)](  # type: ignore[index]
-        x, out, memory.addresses, memory.state, x.shape[0] // unit, memory.room, memory.rank,
+    kernel[(min(most, cdiv(x.shape[0], step)),)](  # type: ignore[index]
+        x, out, memory.addresses, memory.state, units, memory.room, memory.rank,
         RANKS=memory.ranks, WIDTH=next_power_of_2(memory.ranks), BLOCK=block, EARLY=early,
-        UNIT=unit, num_warps=warps, launch_pdl=bool(early), **more,
+        num_warps=warps, launch_pdl=bool(early), **more,
     )  # fmt: skip

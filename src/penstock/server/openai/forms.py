@@ -6,7 +6,7 @@ no HTTP.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -15,10 +15,11 @@ from penstock.request import MAX_LOGPROBS, NO_VOCABULARY, StopWhen
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
-from penstock.server.openai.tool_forms import CalledFunction, Json, NamedTool, ToolCall, ToolChoice, ToolForm
-from penstock.server.openai.unsupported_fields import CALLED, CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, sift
+from penstock.server.openai.message_forms import Message, sift_message
+from penstock.server.openai.tool_forms import Json, NamedTool, ToolChoice, ToolForm
+from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, STREAM_OPTIONS, sift
 from penstock.text.answers.tool import Tool, check_tools
-from penstock.text.chat import MAY_SAY_NOTHING, OPTIONS, check_options
+from penstock.text.chat import OPTIONS, check_options
 
 # What msgpack carries, and str() writes: an integer of 5,000 digits ends here.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -139,46 +140,6 @@ class CompletionForm(BaseForm, kw_only=True):
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-ROLES: tuple[str, ...] = get_args(Role)
-
-
-class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A piece of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message of a chat. An assistant's may have tool calls or reasoning in place of content; a tool's says which
-    call it answers."""
-
-    role: Role
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-    @property
-    def text(self) -> str:
-        """Parts are joined by line ends, as vLLM does for templates that take text."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
-
-    @property
-    def thought(self) -> str | None:
-        """Reasoning, by either name."""
-        return self.reasoning_content if self.reasoning is None else self.reasoning
-
-    @property
-    def size(self) -> int:
-        """Characters."""
-        calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
-        return len(self.text) + calls + len(self.thought or "")
 
 
 class ChatForm(BaseForm, kw_only=True):
@@ -256,7 +217,7 @@ def chat_form(raw: Json, limits: HttpLimits) -> ChatForm:
     if not isinstance(messages, list) or not messages:
         raise HttpError("messages must be a list of at least one message", param="messages")
     _check_length(messages, limits)
-    raw["messages"] = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    raw["messages"] = [sift_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
     form = convert(raw, ChatForm)
     check_chat(form)
     return form
@@ -346,45 +307,6 @@ def _sift_forms(raw: Json) -> None:
             if isinstance(kept.get("json_schema"), dict):
                 known = JsonSchema.__struct_fields__
                 kept["json_schema"] = sift(kept["json_schema"], known, {}, f"{name}.json_schema.")
-
-
-_BELONGS = {
-    "tool_calls": "assistant", "reasoning": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool",
-}  # fmt: skip
-
-
-def _message(raw: Any, where: str) -> Any:
-    """Names what isn't served in a message; types are the form's to check."""
-    if not isinstance(raw, dict):
-        return raw
-    kept = sift(raw, Message.__struct_fields__, MESSAGE, f"{where}.")
-    role = kept.get("role")
-    for name, whose in _BELONGS.items():
-        if role != whose and kept.get(name):
-            message = f"{where}.{name} belongs to a message of the {whose}: leave it out"
-            raise HttpError(message, param=f"{where}.{name}")
-    if isinstance(role, str) and role not in ROLES:
-        raise HttpError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    if "content" not in kept and role not in MAY_SAY_NOTHING:
-        raise HttpError(f"{where}.content is missing: text, or a list of text parts", param=f"{where}.content")
-    content = kept.get("content")
-    for at, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
-            name = f"{where}.content[{at}].type"
-            message = f"{name} must be text: images, audio and files are not served"
-            raise HttpError(message, param=name, code="unsupported_parameter")
-    calls = kept.get("tool_calls")
-    if isinstance(calls, list):
-        kept["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
-    return kept
-
-
-def _call(raw: Any, where: str) -> Any:
-    """Names what isn't served in a call of an earlier answer."""
-    function = raw.get("function") if isinstance(raw, dict) else None
-    if not isinstance(function, dict):
-        return raw
-    return {**raw, "function": sift(function, CalledFunction.__struct_fields__, CALLED, f"{where}.function.")}
 
 
 _AT = " - at `$"  # behind it msgspec names the place, in words of ours; before it a client's own may stand

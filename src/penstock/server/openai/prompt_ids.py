@@ -13,9 +13,10 @@ import msgspec
 
 from penstock.errors import ContextLengthError, TokenizerError, UsageError, too_long
 from penstock.server.openai.checked_forms import CheckedForms
-from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, Message
+from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL
+from penstock.server.openai.message_forms import Message
 from penstock.server.openai.tool_forms import Json
 from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 from penstock.text.chat import pick_template

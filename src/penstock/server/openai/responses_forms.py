@@ -19,16 +19,14 @@ from penstock.server.openai.forms import (
     Effort,
     Int,
     JsonSchema,
-    Message,
     ResponseFormat,
-    Role,
-    TextPart,
     check_chat,
     convert,
     read_object,
 )
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
+from penstock.server.openai.message_forms import Message, Role, TextPart
 from penstock.server.openai.tool_forms import (
     CalledFunction,
     FunctionForm,

@@ -61,9 +61,8 @@ def ref(name: str) -> Json:
 
 def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
     """The forms' components for a model of this name, context and vocabulary."""
-    _, found = msgspec.json.schema_components(
-        (CompletionForm, ChatForm, ResponsesForm), ref_template=_PREFIX + "{name}"
-    )
+    forms = (CompletionForm, ChatForm, ResponsesForm)
+    _, found = msgspec.json.schema_components(forms, ref_template=_PREFIX + "{name}")
     told = _ranges(model, longest, vocabulary)
     special = {
         "CompletionForm": _completion_ranges(vocabulary),

@@ -1,0 +1,92 @@
+"""Messages of a chat's body: their form, and what is said of fields that aren't served. It knows no tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from msgspec import Struct
+
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.tool_forms import CalledFunction, ToolCall
+from penstock.server.openai.unsupported_fields import CALLED, MESSAGE, sift
+from penstock.text.chat import MAY_SAY_NOTHING
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ROLES: tuple[str, ...] = get_args(Role)
+
+
+class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message of a chat. An assistant's may have tool calls or reasoning in place of content; a tool's says which
+    call it answers."""
+
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Parts are joined by line ends, as vLLM does for templates that take text."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+    @property
+    def thought(self) -> str | None:
+        """Reasoning, by either name."""
+        return self.reasoning_content if self.reasoning is None else self.reasoning
+
+    @property
+    def size(self) -> int:
+        """Characters."""
+        calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
+        return len(self.text) + calls + len(self.thought or "")
+
+
+_BELONGS = {
+    "tool_calls": "assistant", "reasoning": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool",
+}  # fmt: skip
+
+
+def sift_message(raw: Any, where: str) -> Any:
+    """Names what isn't served in a message; types are the form's to check."""
+    if not isinstance(raw, dict):
+        return raw
+    kept = sift(raw, Message.__struct_fields__, MESSAGE, f"{where}.")
+    role = kept.get("role")
+    for name, whose in _BELONGS.items():
+        if role != whose and kept.get(name):
+            message = f"{where}.{name} belongs to a message of the {whose}: leave it out"
+            raise HttpError(message, param=f"{where}.{name}")
+    if isinstance(role, str) and role not in ROLES:
+        raise HttpError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
+    if "content" not in kept and role not in MAY_SAY_NOTHING:
+        raise HttpError(f"{where}.content is missing: text, or a list of text parts", param=f"{where}.content")
+    content = kept.get("content")
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
+            name = f"{where}.content[{at}].type"
+            message = f"{name} must be text: images, audio and files are not served"
+            raise HttpError(message, param=name, code="unsupported_parameter")
+    calls = kept.get("tool_calls")
+    if isinstance(calls, list):
+        kept["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
+    return kept
+
+
+def _call(raw: Any, where: str) -> Any:
+    """Names what isn't served in a call of an earlier answer."""
+    function = raw.get("function") if isinstance(raw, dict) else None
+    if not isinstance(function, dict):
+        return raw
+    return {**raw, "function": sift(function, CalledFunction.__struct_fields__, CALLED, f"{where}.function.")}

@@ -40,6 +40,7 @@ class App:
             model="fake",
             metrics=Metrics(self.engine, "fake"),  # type: ignore[arg-type]
             limits=HttpLimits(max_body_bytes=100_000),
+            admin_without_key=True,
             parsers=AnswerParsers(
                 enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="deepseek_r1"
             ),

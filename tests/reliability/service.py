@@ -81,6 +81,8 @@ class Serving:
         self.folder = folder
         self._serial = msgspec.json.decode((folder / "orders.json").read_bytes(), type=Orders).serial
         more["api_server_count"] = servers
+        if not more.keys() & {"api_key", "api_key_file"} and "PENSTOCK_API_KEY" not in os.environ:
+            more.setdefault("allow_admin_without_key", True)
         said = {
             "folder": str(folder), "limits": limits or {}, "knobs": knobs or {}, "port": port, "more": more,
             "short_pauses": short_pauses, "model": model,

@@ -333,13 +333,16 @@ def running_server(
 
     async def main() -> None:
         engine = FakeEngine(tokenizer, **facts)
-        access_ = access or AccessPolicy(keys=gather_keys([api_key] if api_key else (), None, {}))
+        access_ = access or AccessPolicy(
+            keys=gather_keys([api_key] if api_key else (), None, {}), admin_without_key=True
+        )
         service = AppState(
             client=engine,
             model="fake",
             metrics=Metrics(engine, "fake"),
             limits=limits or HttpLimits(),
             keys=access_.keys,
+            admin_without_key=access_.admin_without_key,
             parsers=parsers,
             sandbox_pool=tokenizer and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
         )

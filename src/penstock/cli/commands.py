@@ -244,6 +244,13 @@ def serve(
         bool,
         typer.Option("--allow-no-key", help="Serve others without a key: a gateway in front checks who asks."),
     ] = False,
+    allow_admin_without_key: Annotated[
+        bool,
+        typer.Option(
+            "--allow-admin-without-key",
+            help="Without keys: let everybody change weights, empty caches, put engines to sleep, restart them.",
+        ),
+    ] = False,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -304,8 +311,9 @@ def serve(
     )  # fmt: skip
     serve_http(
         config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,
-        api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key, allowed_hosts=allowed_host or (),
-        state_dir=state_dir, access_log=access_log, limits=limits, parsers=parsers, own_process=True,
+        api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key,
+        allow_admin_without_key=allow_admin_without_key, allowed_hosts=allowed_host or (), state_dir=state_dir,
+        access_log=access_log, limits=limits, parsers=parsers, own_process=True,
     )  # fmt: skip
 
 

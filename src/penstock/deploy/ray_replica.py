@@ -16,7 +16,7 @@ from penstock.deploy.ray_scaling import SHARE, share_of
 from penstock.engine.launch import ENGINE, launch
 from penstock.errors import EngineError
 from penstock.server.batch.state_folder import opened
-from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.api_keys import ENVIRONMENT, gather_keys
 from penstock.server.online.auth import AccessPolicy, check_hosts, check_public
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.site import LAST_WORDS, LOOK_EVERY, Site, opened_app, rare_collections
@@ -44,6 +44,7 @@ class ServeReplica:
         """Starts the engine, and returns the application over it. Raises what the engine raised while it loaded."""
         deployment = self._deployment
         site = site_of(deployment)
+        os.environ.pop(ENVIRONMENT, None)  # the engine is started with what is left
         state = self._open.enter_context(opened(deployment.state_dir))
         self._client = await self._launch()
         self._open.push_async_callback(self._client.close)

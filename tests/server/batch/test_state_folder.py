@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,22 @@ def put_back(folder: Path, database: Path) -> None:
 def contents(folder: Path) -> dict[str, bytes]:
     """By their paths in it."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_database_is_its_owners_alone(tmp_path: Path) -> None:
+    """Whatever the umask; one that an earlier release made is closed to others."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    umask = os.umask(0)
+    try:
+        for _ in range(2):
+            state = StateFolder(folder)
+            parts = [*folder.glob("state.sqlite*")]
+            assert len(parts) == 3 and {stat.S_IMODE(part.stat().st_mode) for part in parts} == {0o600}
+            state.close()
+            (folder / "state.sqlite").chmod(0o644)
+    finally:
+        os.umask(umask)
 
 
 def test_what_an_older_database_does_not_know_is_moved_aside(

@@ -62,6 +62,33 @@ def test_replicas_are_restarted_by_an_operators_key_alone(tmp_path: Path) -> Non
         assert server.engine.controls == []
 
 
+def test_without_keys_an_admins_routes_are_anybodys_only_where_the_start_said_so(tmp_path: Path) -> None:
+    for allowed in (False, True):
+        access = AccessPolicy(admin_without_key=allowed)
+        with (
+            running_server(make_tokenizer(tmp_path), access=access) as server,
+            httpx.Client(base_url=server.url) as http,
+        ):
+            for path in ("/update_weights", "/reset_prefix_cache", "/sleep", "/wake_up", "/admin/restart"):
+                answer = http.post(path, json={"model_path": "/w"} if path == "/update_weights" else None)
+                assert answer.status_code == (200 if allowed else 403), path
+                if not allowed:
+                    assert answer.json()["error"]["code"] == "not_an_admin"
+                    assert "--allow-admin-without-key" in answer.json()["error"]["message"]
+            assert bool(server.engine.controls) == allowed
+            assert http.get("/weights_version").status_code == http.get("/is_sleeping").status_code == 200
+
+
+def test_a_key_file_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[[key]]\nname = "a"\nkey = "plain"\n')
+    file.chmod(0o662)
+    with pytest.raises(UsageError, match="chmod o-w"):
+        gather_keys([], file, {})
+    file.chmod(0o664)
+    assert [key.name for key in gather_keys([], file, {})] == ["a"]
+
+
 def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> None:
     access = AccessPolicy(keys=gather_keys(["one-key", "other-key"], None, {}))
     with running_server(make_tokenizer(tmp_path), access=access) as server, httpx.Client(base_url=server.url) as http:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from fake_runner import Orders, expected
 from in_loop import Events, close, post
-from service import COMPLETIONS, Serving, make_folder, until
+from service import COMPLETIONS, Serving, commands, make_folder, parent_of, until
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
@@ -122,6 +122,20 @@ def test_each_server_tells_the_sums_of_all(serving: Serving) -> None:
         assert httpx.post(serving.url + COMPLETIONS, json={"prompt": "x", "max_tokens": 3}).status_code == 200
     until(lambda: sums() == {(count + 20, made + 60)})
     assert {httpx.get(serving.url + "/health").status_code for _ in range(8)} == {200}
+
+
+def test_no_process_that_is_started_has_the_key_in_its_environment(
+    words: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_API_KEY", "of-the-environment")
+    with Serving(words[0], servers=SERVERS) as serving:
+        started = [pid for pid in commands() if parent_of(pid) == serving.process.pid]
+        assert len(started) > SERVERS  # an engine, the servers, and what renders chats
+        for pid in started:
+            found = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"PATH=" in found and b"of-the-environment" not in found
+        asked = {"headers": {"authorization": "Bearer of-the-environment"}, "json": {"prompt": "x", "max_tokens": 1}}
+        assert httpx.post(serving.url + COMPLETIONS, **asked).status_code == 200
 
 
 def test_a_single_engine_is_not_restarted(serving: Serving) -> None:

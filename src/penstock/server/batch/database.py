@@ -5,6 +5,7 @@ It knows the tables; contents are the file store's, results the journals'.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
@@ -98,6 +99,8 @@ class BatchDatabase:
         """beside: contents lie beside it already, so that a new database would know none of them. Raises UsageError."""
         if beside and not (path.exists() and path.stat().st_size):
             raise _lost(path)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        path.chmod(0o600)  # made by an earlier release: names and messages of everybody's are in it
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode = WAL")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -83,6 +84,8 @@ def read_key_file(path: Path) -> list[Key]:
     max_num_queued_reqs and max_num_queued_tokens where it has some, `admin = true` for an operator's. Raises
     UsageError; no message says a key."""
     try:
+        if path.stat().st_mode & stat.S_IWOTH:
+            raise UsageError(f"everybody may write to the API key file {path}: take that away (chmod o-w)")
         found = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"the API key file cannot be read ({error.strerror}): check --api-key-file") from error

@@ -46,6 +46,7 @@ class AppState:
     created: int = field(default_factory=lambda: int(time.time()))
     servers: int = 1
     keys: Sequence[Key] = ()
+    admin_without_key: bool = False  # whether routes of an admin are anybody's, where there are no keys
     parsers: AnswerParsers = field(default_factory=AnswerParsers)
     forms: CheckedForms = field(default_factory=CheckedForms, init=False)
     request_limits: RequestLimits = field(init=False)

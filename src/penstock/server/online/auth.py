@@ -37,10 +37,12 @@ Headers = Iterable[tuple[bytes, bytes]]  # names in small letters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """keys: none lets in everybody. hosts: names or addresses beside this machine's own; `*` is any."""
+    """keys: none lets in everybody. hosts: names or addresses beside this machine's own; `*` is any. admin_without_key:
+    where there are no keys, everybody may change weights, put the engine to sleep, and restart it; else nobody."""
 
     keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()
+    admin_without_key: bool = False
 
     @property
     def asks_host(self) -> bool:

@@ -35,7 +35,7 @@ class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
 
 async def post_update_weights(state: AppState, request: Request) -> Response:
     """POST /update_weights: answers once every engine has them. Raises PenstockError; the old ones stay then."""
-    _check_admin(request, "change weights")
+    _check_admin(state, request, "change weights")
     with state.intake.place() as place:
         raw = read_object(await state.intake.read(request, place), state.limits)
     try:
@@ -76,7 +76,7 @@ def _check_numbers(shared: SharedWeights) -> None:
 
 async def post_reset_prefix_cache(state: AppState, request: Request) -> Response:
     """POST /reset_prefix_cache: no prompt that comes finds what was computed so far. Raises PenstockError."""
-    _check_admin(request, "empty caches")
+    _check_admin(state, request, "empty caches")
     await state.client.control(Control(PREFIX_CACHE, mode="keep"))
     return json_response({"success": True})
 
@@ -84,7 +84,7 @@ async def post_reset_prefix_cache(state: AppState, request: Request) -> Response
 async def post_sleep(state: AppState, request: Request) -> Response:
     """POST /sleep?level=1&mode=wait: gives the device's memory back; requests that come wait for /wake_up. Raises
     PenstockError."""
-    _check_admin(request, "put the engine to sleep")
+    _check_admin(state, request, "put the engine to sleep")
     asked = _query(request, "level", "mode")
     level, named = asked.get("level", ["1"])[-1], asked.get("mode", ["wait"])[-1]
     if level not in ("1", "2"):
@@ -101,7 +101,7 @@ async def post_sleep(state: AppState, request: Request) -> Response:
 async def post_wake_up(state: AppState, request: Request) -> Response:
     """POST /wake_up?tags=weights&tags=kv_cache: takes the memory again, without tags all of it. Raises
     PenstockError."""
-    _check_admin(request, "wake the engine up")
+    _check_admin(state, request, "wake the engine up")
     tags = _query(request, "tags").get("tags")
     await state.client.control(Control(WAKE_UP, mode="keep", tags=tags))
     return _slept(state)
@@ -135,13 +135,19 @@ async def get_weights_version(state: AppState, request: Request) -> Response:
 
 async def post_restart(state: AppState, request: Request) -> Response:
     """POST /admin/restart: all replicas, one at a time. Raises UsageError where there is one alone, HttpError."""
-    _check_admin(request, "restart replicas")
+    _check_admin(state, request, "restart replicas")
     state.client.restart()
     return json_response({"restarting": len(state.client.each())})
 
 
-def _check_admin(request: Request, what: str) -> None:
+def _check_admin(state: AppState, request: Request, what: str) -> None:
     key = key_of(request.scope)
+    if key is None and not state.admin_without_key:
+        message = (
+            f"nobody may {what} without an API key: start the server with --api-key, or with --allow-admin-without-key "
+            "where something in front of it checks who asks"
+        )
+        raise HttpError(message, status=403, code="not_an_admin")
     if key is not None and not key.admin:
         message = f"this key may not {what}: give it `admin = true` in the API key file"
         raise HttpError(message, status=403, code="not_an_admin")

@@ -22,7 +22,7 @@ from penstock.errors import UsageError
 from penstock.parent_death import lose_lines
 from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.online.access_log import open_log
-from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.api_keys import ENVIRONMENT, gather_keys
 from penstock.server.online.auth import AccessPolicy, check_hosts, check_public
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.port import bind
@@ -43,6 +43,7 @@ def serve(
     api_key: str | Sequence[str] = (),
     api_key_file: Path | None = None,
     allow_no_key: bool = False,
+    allow_admin_without_key: bool = False,
     allowed_hosts: Sequence[str] = (),
     limits: HttpLimits | None = None,
     parsers: AnswerParsers | None = None,
@@ -57,8 +58,8 @@ def serve(
 
     `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
     process; benchmarks bring one that computes nothing. Keys and `allowed_hosts` are told in api_keys.py and auth.py;
-    PENSTOCK_API_KEY counts where no key is given. `state_dir` is where files and batches live; without one they are not
-    served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
+    PENSTOCK_API_KEY counts where no key is given, and leaves the environment. `state_dir` is where files and batches
+    live; without one they are not served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
     parsers: what chats' answers are read with.
     own_process: this process ends when the server does, and then waits for no thread that still tokenises. Lines that
     standard output or error doesn't take are lost from here on, and end nothing.
@@ -74,7 +75,11 @@ def serve(
     parsers = parsers or NO_PARSERS
     parsers.check()
     keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
-    access = AccessPolicy(keys=keys, hosts=check_hosts(allowed_hosts))
+    os.environ.pop(ENVIRONMENT, None)  # engines, sandboxes and masks are started with what is left
+    if keys and allow_admin_without_key:
+        message = "there are API keys, and an admin's has these routes: leave --allow-admin-without-key out"
+        raise UsageError(message, param="allow_admin_without_key")
+    access = AccessPolicy(keys=keys, hosts=check_hosts(allowed_hosts), admin_without_key=allow_admin_without_key)
     check_public(host, access, allow_no_key=allow_no_key)
     with open_log(access_log):
         site = Site(served_model_name or config.model.model, access, limits, access_log, parsers)

@@ -87,7 +87,7 @@ async def opened_app(
     metrics = Metrics(client, site.name, board)
     service = AppState(
         client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.access.keys,
-        parsers=site.parsers,
+        admin_without_key=site.access.admin_without_key, parsers=site.parsers,
     )  # fmt: skip
     manager = None if state is None else BatchManager(service, state)
     with open_log(site.access_log) as log:

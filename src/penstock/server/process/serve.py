@@ -59,8 +59,8 @@ def serve(
     `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
     process; benchmarks bring one that computes nothing. Keys and `allowed_hosts` are told in api_keys.py and auth.py;
     PENSTOCK_API_KEY counts where no key is given, and leaves the environment. `state_dir` is where files and batches
-    live; without one they are not served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
-    parsers: what chats' answers are read with.
+    live; without one they are not served. `access_log` is a file that a line of JSON for each request is added to; `-`
+    is standard error. parsers: what chats' answers are read with.
     own_process: this process ends when the server does, and then waits for no thread that still tokenises. Lines that
     standard output or error doesn't take are lost from here on, and end nothing.
 

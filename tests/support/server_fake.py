@@ -38,7 +38,7 @@ from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 from penstock.text.chat_template import render
 from penstock.text.grammar import check_grammar
 from penstock.text.sandbox import SandboxPool
-from penstock.text.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob
+from penstock.text.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob, TokensJob
 from penstock.text.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -253,6 +253,10 @@ class SandboxesHere:
         if isinstance(job, GrammarJob):
             check_grammar(job.asked)
             return Reply()
+        if isinstance(job, TokensJob):
+            return Reply(text=self.tokenizer.decode(job.ids, skip_special_tokens=False))
+        if isinstance(job, TextJob) and job.any_length:
+            return Reply([self.tokenizer.encode(text, add_special_tokens=job.add_special_tokens) for text in job.texts])
         texts = job.texts if isinstance(job, TextJob) else [self._render(job)]
         encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
         ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]

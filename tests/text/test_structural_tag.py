@@ -58,6 +58,11 @@ BARS = [
     (TURN, ["text <|turn|>b", "text <|turn|>a7 text", "<|end_of_turn|>"]),
 ]
 REFUSED = [
+    (triggered(*(WORDS for _ in range(1025))), "it takes 1024 tags and 128 triggers at most"),
+    (
+        {"format": {**triggered(WORDS)["format"], "triggers": ["<f=", *(f"<{n}" for n in range(128))]}},
+        "it takes 1024 tags and 128 triggers at most",
+    ),
     ({}, "structures and triggers, or a format"),
     ({"x": 1}, "unknown field `x`"),
     (OLD | {"triggers": ["<g"]}, "tag 1 begins with none of the triggers"),

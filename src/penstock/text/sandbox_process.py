@@ -50,11 +50,18 @@ class SandboxStart(msgspec.Struct):
 
 
 class TextJob(msgspec.Struct, tag="texts"):
-    """Texts to tokenise. keep: as Tokenizer.encode_prompt's."""
+    """Texts to tokenise. keep: as Tokenizer.encode_prompt's. any_length: texts may be longer than the context."""
 
     texts: list[str]
     add_special_tokens: bool = True
     keep: int | None = None
+    any_length: bool = False
+
+
+class TokensJob(msgspec.Struct, tag="tokens"):
+    """Token ids whose text is wanted, special tokens' too. Its reply has no ids."""
+
+    ids: list[int]
 
 
 class ChatJob(msgspec.Struct, tag="chat", kw_only=True):
@@ -75,7 +82,7 @@ class GrammarJob(msgspec.Struct, tag="grammar"):
     asked: StructuredOutputsParams
 
 
-Job = TextJob | ChatJob | GrammarJob
+Job = TextJob | TokensJob | ChatJob | GrammarJob
 
 
 class Failure(msgspec.Struct):
@@ -226,10 +233,15 @@ class _Desk:
 
             check_grammar(job.asked)
             return Reply()
+        if isinstance(job, TokensJob):
+            self._allow(self.bounds.seconds + len(job.ids) // CHARACTERS_A_SECOND)
+            return Reply(text=self.tokenizer.decode(job.ids, skip_special_tokens=False))
         texts = [self._render(job)] if isinstance(job, ChatJob) else job.texts
         self._allow(self.bounds.seconds + sum(map(len, texts)) // CHARACTERS_A_SECOND)
-        encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
-        ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]
+        tokenizer, special = self.tokenizer, job.add_special_tokens
+        if isinstance(job, TextJob) and job.any_length:
+            return Reply([tokenizer.encode(text, add_special_tokens=special) for text in texts])
+        ids = [tokenizer.encode_prompt(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]
         return Reply(ids, texts[0] if isinstance(job, ChatJob) else "")
 
     def _render(self, job: ChatJob) -> str:

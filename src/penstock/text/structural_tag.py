@@ -18,6 +18,8 @@ from msgspec import Struct
 
 from penstock.errors import UsageError
 
+MOST_TAGS = 1_024
+MOST_TRIGGERS = 128  # texts are read up to any of them: what that takes grows with their square, here to 0.1 s
 CONTENT = "content_"  # the form of the i-th tag is @content_i
 _REST = "TEXT: /(?s:.*)/\n"  # special tokens are no text
 
@@ -91,6 +93,8 @@ def read_structural_tag(text: str) -> TriggeredTags:
         raise _wrong("it takes structures and triggers, or a format of triggered_tags")
     if not found.tags or not found.triggers or not all(found.triggers):
         raise _wrong("it needs at least one tag, and one trigger that is not empty")
+    if len(found.tags) > MOST_TAGS or len(set(found.triggers)) > MOST_TRIGGERS:
+        raise _wrong(f"it takes {MOST_TAGS} tags and {MOST_TRIGGERS} triggers at most: let tags begin alike")
     for at, tag in enumerate(found.tags):
         if _trigger_of(tag, found.triggers) is None:
             raise _wrong(f"tag {at + 1} begins with none of the triggers")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
+from penstock.server.online.request_limits import RequestLimits
+from penstock.server.online.token_handlers import FEW_IDS, MOST_IDS
 from penstock.server.process.not_served import INSTEAD, not_served
+from penstock.text.sandbox_process import Job, Reply, TextJob, TokensJob
 
 pytestmark = pytest.mark.torch
 
@@ -50,6 +54,38 @@ def test_what_is_too_long_to_be_answered_is_counted_all_the_same(http: httpx.Cli
     assert said(http, "/tokenize", prompt="ab" * 40_000)["count"] == 80_000 > CONTEXT
     answer = http.post("/tokenize", json={"prompt": "a" * 1_000_001})
     assert answer.status_code == 400 and "tokenise it in parts" in answer.json()["error"]["message"]
+
+
+def test_what_is_long_is_done_in_a_sandbox_and_has_a_place_in_the_queue(
+    http: httpx.Client, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, seen = server.service.sandboxes, list[Job]()
+    run = pool.run
+
+    def noted(jobs: Sequence[Job]) -> Awaitable[list[Reply]]:
+        seen.extend(jobs)
+        return run(jobs)
+
+    monkeypatch.setattr(pool, "run", noted)
+    text = "ab " * 3_000
+    ids = said(http, "/tokenize", prompt=text, add_special_tokens=False)["tokens"]
+    assert said(http, "/detokenize", tokens=ids) == {"prompt": text} and len(ids) > FEW_IDS
+    assert [type(job) for job in seen] == [TextJob, TokensJob]
+    assert said(http, "/detokenize", tokens=ids[:FEW_IDS])["prompt"] in text and len(seen) == 2
+    answer = http.post("/detokenize", json={"tokens": [5] * (MOST_IDS + 4)})
+    assert answer.status_code == 400 and "send it in parts" in answer.json()["error"]["message"]
+    with held(server.service.request_limits):
+        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
+            assert http.post(path, json=body).status_code == 429
+    assert said(http, "/detokenize", tokens=[5])
+
+
+@contextmanager
+def held(limits: RequestLimits) -> Iterator[None]:
+    """Has the queue full."""
+    ticket = limits.acquire(None, limits.reqs.most, 0)
+    yield
+    ticket.release()
 
 
 def test_nothing_has_no_text(http: httpx.Client) -> None:

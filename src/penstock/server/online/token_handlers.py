@@ -4,6 +4,7 @@ the only copy of a tokenizer. It knows requests, forms and the tokenizer; no eng
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -18,11 +19,14 @@ from penstock.server.openai.http_errors import HttpError, check_model
 from penstock.server.openai.prompt_ids import LONG_TEXT, chat_prompt
 from penstock.server.openai.token_forms import read_detokenize, read_tokenize
 from penstock.server.openai.translate import size_of
+from penstock.text.sandbox_process import TextJob, TokensJob
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 MOST_CHARACTERS = 1_000_000  # of a text; a second or so of a processor
+MOST_IDS = 1_000_000  # of a body of /detokenize; commas are counted before it is read
+FEW_IDS = 1_024  # that the event loop decodes by itself; about 1 ms
 
 
 async def post_tokenize(state: AppState, request: Request) -> Response:
@@ -41,9 +45,9 @@ async def post_tokenize(state: AppState, request: Request) -> Response:
                 ids = (await chat_prompt(form, work.prompt_tools)).ids
             else:
                 ids = await _ids_of(str(form.prompt), form.add_special_tokens is not False, tokenizer, work)
+            spelt = await _spelt(ids, tokenizer, state) if asked.spelt else None
         finally:
             ticket.release()
-    spelt = [tokenizer.token_text(token) for token in ids] if asked.spelt else None
     return json_response({"count": len(ids), "max_model_len": facts.max_model_len, "tokens": ids, "token_strs": spelt})
 
 
@@ -53,18 +57,39 @@ async def _ids_of(text: str, special: bool, tokenizer: Tokenizer, work: RequestW
         raise HttpError(f"prompt has more than {MOST_CHARACTERS} characters: tokenise it in parts", param="prompt")
     if len(text) <= LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens=special)
-    return await work.in_thread(lambda: tokenizer.encode(text, add_special_tokens=special))
+    (reply,) = await work.in_sandbox([TextJob([text], special, any_length=True)])
+    return reply.ids[0]
+
+
+async def _spelt(ids: list[int], tokenizer: Tokenizer, state: AppState) -> list[str]:
+    """Returns what each token spells; the loop turns meanwhile."""
+    spelt: list[str] = []
+    for first in range(0, len(ids), state.limits.turn_tokens):
+        some = ids[first : first + state.limits.turn_tokens]
+        spelt += map(tokenizer.token_text, some)
+        await state.yielder.spend(len(some))
+    return spelt
 
 
 async def post_detokenize(state: AppState, request: Request) -> Response:
     """POST /detokenize: the text of token ids, special tokens' too. Raises PenstockError."""
-    tokenizer = _tokenizer(state)
-    state.request_limits.check(key_of(request.scope))
+    tokenizer, key = _tokenizer(state), key_of(request.scope)
+    state.request_limits.check(key)
     with state.intake.place() as place:
         body = await state.intake.read(request, place)
-        model, ids = read_detokenize(body, state.client.facts.vocab_size, state.limits)
+        model, ids = read_detokenize(
+            body, state.client.facts.vocab_size, replace(state.limits, max_values=MOST_IDS + 2)
+        )
         check_model(model, state.model)
-        text = tokenizer.decode(ids, skip_special_tokens=False)
+        ticket = state.request_limits.acquire(key, 1, len(ids))
+        try:
+            if len(ids) <= FEW_IDS:
+                text = tokenizer.decode(ids, skip_special_tokens=False)
+            else:
+                (reply,) = await RequestWork(state, request, ticket, None).in_sandbox([TokensJob(ids)])
+                text = reply.text
+        finally:
+            ticket.release()
     return json_response({"prompt": text})
 
 

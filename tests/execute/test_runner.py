@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from execute_drive import END, VOCABULARY, Ask, Host, Row, late_steps, tiny_runner
+from service import until
 
 from penstock.errors import EngineError
+from penstock.execute import executor
 from penstock.execute.executor import Outcome, StreamExecutor
 from penstock.execute.runner import TorchRunner
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN
@@ -339,3 +343,27 @@ def test_steps_that_wait_when_it_closes_fail_and_end() -> None:
         assert flight.ready()
     with pytest.raises(EngineError, match="closed"):
         flights[-1].fetch()
+
+
+def test_who_waits_for_a_long_step_sees_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as layers are run: one that hangs is no sign of life."""
+    monkeypatch.setattr(executor, "LOOK", 0.02)
+    runner, seen, while_it_hung = tiny_runner(), list[int](), list[int]()
+    blocks = runner._model.blocks
+    assert len(blocks) > 1
+    last = blocks[-1]
+
+    def hangs(*given: Any) -> Any:
+        until(lambda: seen)  # it goes on once the layers before it were seen
+        before = len(seen)
+        time.sleep(10 * executor.LOOK)
+        while_it_hung.append(len(seen) - before)
+        return last(*given)
+
+    runner.watch(lambda: seen.append(runner._model.blocks_run))
+    blocks[-1] = hangs
+    host = Host(runner)
+    host.run([host.row(0, _prompt(20), 90, ASKS[0])], 1)
+    assert max(while_it_hung) <= 1  # the layer that ran just before it
+    assert seen == sorted(set(seen))
+    runner.close()

@@ -14,7 +14,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Orders(msgspec.Struct, kw_only=True):
 
     exit, kill, raise, raise_late, memory: the process or the step ends; hang, hang_with_lock: a step that never comes,
     in Python or in a library that holds the interpreter's lock; nan: logits of every row of the step are not finite.
-    `held`: no step comes until it is taken back.
+    long: a step of LONG_SECONDS that is seen to go on. `held`: no step comes until it is taken back.
     """
 
     step_seconds: float = 0.001
@@ -61,6 +61,9 @@ class Orders(msgspec.Struct, kw_only=True):
     held: bool = False
     fault: str = ""
     serial: int = 0
+
+
+LONG, LONG_SECONDS = 40, 4.0  # looks at a long step, and what it takes
 
 
 def write_orders(folder: Path, orders: Orders) -> None:
@@ -120,6 +123,10 @@ class FakeFlight:
                 time.sleep(3600)
         if self._fault == "hang_with_lock":
             ctypes.PyDLL(None).pause()  # a library that waits and keeps the interpreter's lock
+        if self._fault == "long":
+            for _ in range(LONG):
+                time.sleep(LONG_SECONDS / LONG)
+                self._runner.goes_on()
         if self._fault == "raise_late":
             raise RuntimeError("told to fail while it was read")
         time.sleep(max(0.0, self._due - time.monotonic()))
@@ -152,6 +159,9 @@ class FakeRunner:
 
     def describe(self) -> dict[str, Any]:
         return {"device": "fake"}
+
+    def watch(self, goes_on: Callable[[], None]) -> None:
+        self.goes_on = goes_on
 
     def update_weights(self, source: WeightsSource) -> None:
         """Other weights draw other words: those of the folder's fake.json."""

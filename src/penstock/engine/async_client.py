@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from penstock.engine.build_engine import EngineFacts
-from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, StepOutputs
+from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, GoesOn, StepOutputs
 from penstock.engine.client import Client, PendingRequest, error_of
 from penstock.engine.control import Control, Controlled, Weights
 from penstock.engine.engine import FIRST_WEIGHTS, Refused
@@ -134,8 +134,8 @@ class AsyncClient:
 
     @property
     def step_age(self) -> float:
-        """Seconds since a step was completed, or since there is work where there was none; 0 while there is none, it
-        sleeps, or something is done between steps."""
+        """Seconds since a step was completed or seen to go on, or since there is work where there was none; 0 while
+        there is none, it sleeps, or something is done between steps."""
         works = self._streams and not self.asleep and not self._changing
         return time.monotonic() - self._progress if works else 0.0
 
@@ -252,6 +252,8 @@ class AsyncClient:
                     return
                 if isinstance(word, StepOutputs):
                     await self._news(word)
+                elif isinstance(word, GoesOn):
+                    self._progress = time.monotonic()
                 elif isinstance(word, Weights):
                     self.weights_version, self.asleep, self._changing = word.version, word.asleep, word.changing
                     self._progress = time.monotonic()

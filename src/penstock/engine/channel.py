@@ -67,8 +67,12 @@ class StepOutputs(msgspec.Struct, tag="news", frozen=True):
     heard: int = 0
 
 
+class GoesOn(msgspec.Struct, tag="goes on", frozen=True):
+    """Up: a step that takes long is not done, and was seen to go on."""
+
+
 Down = Ask | Cancel | Close | Control
-Up = Ready | Failed | StepOutputs | Controlled | Weights
+Up = Ready | Failed | StepOutputs | GoesOn | Controlled | Weights
 
 
 _WHAT = "a message between server and engine"  # bytes that are none come from who is broken, or no part of this engine

@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts, build_engine
-from penstock.engine.channel import Ask, Cancel, ControlOf, EngineEnd, Failed, Heard, Left, Ready, StepOutputs
+from penstock.engine.channel import Ask, Cancel, ControlOf, EngineEnd, Failed, GoesOn, Heard, Left, Ready, StepOutputs
 from penstock.engine.compile_queue import CompileQueue
 from penstock.engine.control import ControlQueue, Weights
 from penstock.engine.engine import Engine, Refused
@@ -77,6 +77,12 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
     """The loop: words down, a step, news up; it sleeps on the channel where there is no work."""
     told = 0.0
     idle = False
+
+    def goes_on() -> None:
+        watchdog.stepped()
+        end.send_up(GoesOn())
+
+    engine.runner.watch(goes_on)
     compiling, controls = CompileQueue(engine.masks), ControlQueue(engine)
     later: list[Heard] = []  # while something is to be done between steps, or it sleeps: what came for requests
     while True:

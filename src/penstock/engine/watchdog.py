@@ -1,4 +1,4 @@
-"""Watchdog: an engine that completes no step while it has work says where it hangs, and ends.
+"""Watchdog: an engine that completes no step while it has work, nor a layer of one, says where it hangs, and ends.
 
 The alarm is faulthandler's own thread, outside Python's interpreter, since what hangs may hold its lock for ever. What
 no process can do for itself, ending while it is stopped or stuck in a driver, is its client's (async_client.py), which
@@ -10,7 +10,7 @@ from __future__ import annotations
 import faulthandler
 import time
 
-STEP_TIMEOUT = 120.0  # seconds without a completed step, while there is work, after which an engine ends
+STEP_TIMEOUT = 120.0  # seconds without a step, or a layer of one on a CPU, while there is work, after which it ends
 LATE = 0.25  # of it, from which on the engine isn't well
 
 
@@ -28,7 +28,7 @@ class Watchdog:
             self._arm()
 
     def stepped(self) -> None:
-        """A step was completed: read back, whatever it brought."""
+        """A step was completed: read back, whatever it brought. Or one is seen to go on."""
         if self._set is None or time.monotonic() - self._set > self._again:
             self._arm()
 

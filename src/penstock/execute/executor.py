@@ -42,6 +42,7 @@ class Outcome:
 
 Made = TypeVar("Made")
 Work = Callable[[], Outcome]
+LOOK = 1.0  # seconds between two looks of who waits for a step
 
 
 class Executor(Protocol):
@@ -51,6 +52,10 @@ class Executor(Protocol):
         """Runs work that is no step, waits for it, and gives what it made or raises what it raised."""
 
     def launch(self, work: Work) -> Flight: ...
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Has `look` called each LOOK seconds by whoever waits for a step, in the waiting thread. On CUDA it isn't:
+        no step there takes long."""
 
     def close(self) -> None: ...
 
@@ -72,6 +77,7 @@ class ThreadExecutor:
         self._thread = ThreadPoolExecutor(1, "penstock-device")
         self._error: BaseException | None = None
         self._closed = False
+        self._look: Callable[[], None] = lambda: None
 
     def call(self, work: Callable[[], Made]) -> Made:
         return self._thread.submit(_inferred, work).result()
@@ -81,7 +87,10 @@ class ThreadExecutor:
             raise EngineError("the device is closed: make a new engine")
         if self._error is not None:
             raise _told(self._error)
-        return _ThreadFlight(self._thread.submit(self._one, work))
+        return _ThreadFlight(self._thread.submit(self._one, work), lambda: self._look())
+
+    def watch(self, look: Callable[[], None]) -> None:
+        self._look = look
 
     def close(self) -> None:
         """Ends the thread; steps that wait are not run, their flights fail."""
@@ -103,19 +112,23 @@ def _inferred(work: Callable[[], Made]) -> Made:
 
 
 class _ThreadFlight:
-    __slots__ = ("_outcome",)
+    __slots__ = ("_look", "_outcome")
 
-    def __init__(self, outcome: Future[Outcome]) -> None:
-        self._outcome = outcome
+    def __init__(self, outcome: Future[Outcome], look: Callable[[], None]) -> None:
+        self._outcome, self._look = outcome, look
 
     def ready(self) -> bool:
         return self._outcome.done()
 
     def fetch(self) -> StepTokens:
-        try:
-            error = self._outcome.exception()
-        except CancelledError:
-            raise EngineError("the device was closed before this step ran") from None
+        while True:
+            try:
+                error = self._outcome.exception(LOOK)
+                break
+            except TimeoutError:
+                self._look()
+            except CancelledError:
+                raise EngineError("the device was closed before this step ran") from None
         if error is not None:
             raise _told(error)
         return self._outcome.result().read()
@@ -151,6 +164,9 @@ class StreamExecutor:
             self._error = error
             raise _told(error) from error
         return _StreamFlight(host, event)
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Does nothing: see Executor."""
 
     def close(self) -> None:
         self._closed = True

@@ -126,6 +126,19 @@ class TorchRunner:
         """Notes what the start took, by phase, for `describe`."""
         self._about["start_seconds"] = dict(seconds)
 
+    def watch(self, goes_on: Callable[[], None]) -> None:
+        """Has `goes_on` called by whoever waits for a step, now and then, while layers of it are run. On the CPU: a
+        step of a large model may take minutes there."""
+        before = self._model.blocks_run
+
+        def look() -> None:
+            nonlocal before
+            if (now := self._model.blocks_run) != before:
+                before = now
+                goes_on()
+
+        self._executor.watch(look)
+
     def launch(self, plan: StepPlan) -> Flight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
         return self._executor.launch(lambda: self._run(plan))

@@ -59,6 +59,7 @@ class Decoder:
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
         self.weights_bytes = sum(weight.nbytes for weight in self.weights())
         self.ranks = make.layout.size
+        self.blocks_run = 0  # in all its life: who waits for a long step sees by it that it goes on
         self._ops: Ops | None = None
 
     def prepare(self, ops: Ops) -> None:
@@ -82,6 +83,7 @@ class Decoder:
         residual: Tensor | None = None
         for block, seen, block_kv in zip(self.blocks, steps, kv, strict=True):
             x, residual = block(ops, x, residual, seen, block_kv)
+            self.blocks_run += 1
         return self.norm.last(ops, x, residual)
 
     def _plan(self, step: StepInputs, ops: Ops) -> list[StepInputs]:

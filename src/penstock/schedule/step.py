@@ -27,7 +27,7 @@ it equals the draw before it, and the row's tokens are those that it makes witho
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -222,6 +222,10 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> Flight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on. Of a step that draws late
         it starts the forward: that flight brings nothing, and is ready when the device has come to the draw."""
+
+    def watch(self, goes_on: Callable[[], None]) -> None:
+        """Has `goes_on` called in the thread that waits for a step, now and then, while it goes on; where steps are
+        short it never is."""
 
     def draw(self, late: LateMasks) -> Flight:
         """Ends the step that was launched last, which draws late, and returns at once."""

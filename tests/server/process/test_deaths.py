@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from deaths import Outcome, Waiters, drain, loop
-from fake_runner import Orders, expected
+from fake_runner import LONG, LONG_SECONDS, Orders, expected
 from service import COMPLETIONS, Serving, make_folder, until, wait_until
 
 pytestmark = pytest.mark.torch
@@ -95,6 +95,17 @@ def test_a_slow_engine_is_no_hang_and_an_idle_one_neither(tmp_path: Path) -> Non
         answer = httpx.post(serving.url + COMPLETIONS, json=body, timeout=60)  # longer in all than a step may take
         assert answer.json()["choices"][0]["token_ids"] == expected([1, 2, 3], 4, words, seed=3)
         assert wait_until(lambda: serving.process.poll() is not None, 1.5 * QUICK) is None
+
+
+def test_a_step_that_takes_longer_than_is_allowed_but_goes_on_is_no_hang(tmp_path: Path) -> None:
+    """Nor for a server that hears of it from another process."""
+    words = make_folder(tmp_path, Orders())
+    with Serving(tmp_path, servers=2, limits={"step_timeout": QUICK}) as serving:
+        assert LONG_SECONDS / LONG < QUICK < LONG_SECONDS
+        serving.order(fault="long")
+        body = {"prompt": [1, 2, 3], "max_tokens": 4, "seed": 3, "return_token_ids": True}
+        answer = httpx.post(serving.url + COMPLETIONS, json=body, timeout=60)
+        assert answer.json()["choices"][0]["token_ids"] == expected([1, 2, 3], 4, words, seed=3)
 
 
 def test_three_probes(tmp_path: Path) -> None:

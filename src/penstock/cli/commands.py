@@ -291,7 +291,9 @@ def serve(
     ] = 30.0,
     step_timeout: Annotated[
         float,
-        typer.Option(help="Seconds with work and without a step (on a CPU: a layer of one), after which an engine ends.", min=1.0),
+        typer.Option(
+            help="Seconds with work and without a step (on a CPU: a layer of one), after which an engine ends.", min=1.0
+        ),
     ] = 120.0,
     knobs: dict[str, Any],
 ) -> None:

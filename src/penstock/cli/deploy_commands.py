@@ -161,7 +161,10 @@ def ray(
         float, typer.Option(help="Seconds that running requests get at a replica's end.")
     ] = 60.0,
     step_timeout: Annotated[
-        float, typer.Option(help="Seconds with work and without a step (on a CPU: a layer of one), after which an engine ends.")
+        float,
+        typer.Option(
+            help="Seconds with work and without a step (on a CPU: a layer of one), after which an engine ends."
+        ),
     ] = 120.0,
     knobs: dict[str, Any],
 ) -> None:

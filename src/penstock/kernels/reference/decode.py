@@ -105,7 +105,7 @@ def _attend(
     if tile.own_bias is not None:
         own[..., tile.own_clear :] += tile.own_bias
     if tile.prefix_index is None:
-        return _weighted("own", _softmax(own, plan, sinks), own_v, plan, dtype)
+        return _weighted("own", _softmax(own, plan, sinks), own_v, plan, dtype, in_runs=True)
     batch = kv_heads * tile.groups
     fore_k, fore_v = _gather("fore", tile.prefix_index, (batch, tile.prefix, width), flat, plan)
     fore = _scores("fore", queries.view(batch, -1, width), fore_k, plan, softcap)
@@ -114,7 +114,7 @@ def _attend(
         fore.view(kv_heads, tile.groups, -1, tile.prefix).add_(tile.prefix_bias)
     joined = plan.take("joined", (kv_heads, rows, share, tile.prefix + tile.own), queries, torch.float32)
     weights = _softmax(torch.cat((fore, own), -1, out=joined), plan, sinks)
-    mixed = _weighted("own", weights[..., tile.prefix :], own_v, plan, dtype)
+    mixed = _weighted("own", weights[..., tile.prefix :], own_v, plan, dtype, in_runs=True)
     return mixed.add_(_weighted("fore", weights[..., : tile.prefix], fore_v, plan, dtype).view(mixed.shape))
 
 
@@ -156,20 +156,22 @@ def left_of(scores: Tensor, sinks: Tensor) -> Tensor:
     return torch.sigmoid(torch.logsumexp(scores, -1) - sinks)
 
 
-def _weighted(name: str, weights: Tensor, values: Tensor, plan: DecodePlan, dtype: torch.dtype) -> Tensor:
+def _weighted(
+    name: str, weights: Tensor, values: Tensor, plan: DecodePlan, dtype: torch.dtype, *, in_runs: bool = False
+) -> Tensor:
     """weights [..., tokens] float32, `_gather`'s values -> [batch, m, D]: bf16 in such a model where the
     processor's products of it leave a row's bits alone, else float32.
 
     torch multiplies strided batches one matrix at a time, so the weights are laid out one after the other first.
-    Float32 sums over own tokens go in runs of RUN: MKL cuts longer ones by their number, and so by how a row is padded.
-    Within a run, and by whole runs, padding adds zeros.
+    in_runs: float32 sums go in runs of RUN tokens. MKL cuts longer ones by their number, and so by how a row's own
+    tokens are padded; within a run, and by whole runs, padding adds zeros.
     """
     in_bf16 = dtype == torch.bfloat16 and batches_keep(dtype, torch.get_num_threads())
     kind = torch.bfloat16 if in_bf16 else torch.float32
     flat = _as(kind, name + "_w", weights, plan).view(values.shape[0], -1, weights.shape[-1])
     values = _as(kind, name + "_v", values, plan)
     values = values if values.dim() == 3 else values.flatten(1, 2)
-    if kind != torch.float32 or name != "own":
+    if kind != torch.float32 or not in_runs:
         return torch.bmm(flat, values)
     mixed = _product(flat[..., :RUN], values[:, :RUN])
     for first in range(RUN, values.shape[1], RUN):

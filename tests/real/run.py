@@ -3,7 +3,8 @@ docs/models.md. Not part of `make test`: it fetches 0.3 GB and takes some minute
 
     python tests/real/run.py [--model NAME ...] [--only CHECK ...] [--room FOLDER]
 
-With --model or --only it prints the table, and leaves the page as it is. A new check is a line in CHECKS, a new
+Each row that held goes into the page's table at once, in the place of the one that was there: a run that is cut short
+has its rows. A new check is a line in CHECKS, a new
 checkpoint one in `checkpoints.PUBLISHED`.
 """
 
@@ -51,8 +52,6 @@ def main() -> int:
     chosen = {name: run for name, run in CHECKS.items() if not asked.only or any(word in name for word in asked.only)}
     print(HEAD, flush=True)
     rows = [row for name in asked.model or PUBLISHED for row in _tried(name, chosen, asked.room)]
-    if not (asked.model or asked.only):
-        _write([row for row, _ in rows])
     failed = [row for row, well in rows if not well]
     print(f"\n{len(rows) - len(failed)} passed, {len(failed)} failed")
     return bool(failed)
@@ -74,15 +73,26 @@ def _tried(name: str, checks: dict[str, Callable[[Trial], str]], room: Path) -> 
             said, well = f"**{type(error).__name__}**: {json.dumps(str(error))[:600]}", False
         row = f"| {name} | {check} | {said} | {time.monotonic() - began:.0f} |".replace("\n", " ")
         print(row, flush=True)
+        if well:
+            _write(row)
         made.append((row, well))
     return made
 
 
-def _write(rows: list[str]) -> None:
-    """Puts the table into the page, between its marks."""
+def _write(row: str) -> None:
+    """Puts a row into the page's table, in the place of its like, in the order of models and checks."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, behind = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{HEAD}\n" + "\n".join(rows) + f"\n\n{END}{behind}")
+    table, _, behind = rest.partition(END)
+    rows = {_what(each): each for each in [*table.splitlines(), row] if _what(each) is not None}
+    known = [(model, check) for model in PUBLISHED for check in CHECKS]
+    lines = [rows[what] for what in known if what in rows]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{HEAD}\n" + "\n".join(lines) + f"\n\n{END}{behind}")
+
+
+def _what(row: str) -> tuple[str, str] | None:
+    """Returns a row's model and check; None for other lines."""
+    cells = [cell.strip() for cell in row.split("|")]
+    return (cells[1], cells[2]) if len(cells) > 4 and cells[1] in PUBLISHED else None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A disk as whoever writes a file meets it: what stands at a name, a file written whole, and why a write failed.
 
-No device and no pipe is written, replaced or taken away. It knows no file's content, and nobody who writes.
+No device and no pipe is read, written, replaced or taken away. It knows no file's content, and nobody who writes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.errors import CapacityError, JournalError, PenstockError
+from penstock.errors import CapacityError, JournalError, PenstockError, UsageError
 
 
 def file_at(path: Path) -> os.stat_result | None:
@@ -43,6 +43,28 @@ def check_writable(path: Path) -> None:
         raise JournalError(f"{path} cannot be written: name an output in a folder of yours")
 
 
+def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
+    """Opens a file to be read. Raises OSError, with why in its `strerror`, for anything else: a pipe would be waited
+    for, and a device has no end. buffering: as `open`'s."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer is open at once then
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file")
+        return os.fdopen(handle, "rb", buffering)
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """Returns a file's content, of at most so many bytes. Raises OSError as `open_plain` does, and for a longer one."""
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and {most:,} are the most")
+        return file.read(size)
+
+
 def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Writes a file whole or not at all: beside it first, under a name that is nobody else's, then moved over it.
 
@@ -63,6 +85,20 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> No
         # What failed before may fail this too (a name too long, a disk that only reads): that first error is told.
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Writes a file that is not there yet. Whatever stands at the name stays as it is, a link to nothing too. Raises
+    UsageError then, else as `write_whole` does."""
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+    except FileExistsError as error:
+        raise UsageError(
+            f"{path} is there already, perhaps with changes of yours: name another, or take it away", param="out"
+        ) from error
+    except OSError as error:
+        raise why_not_written(error, path) from error
 
 
 def sync_folder(folder: Path) -> None:

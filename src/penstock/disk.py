@@ -17,9 +17,12 @@ from typing import BinaryIO
 from penstock.errors import CapacityError, JournalError, PenstockError, UsageError
 
 
-def file_at(path: Path) -> os.stat_result | None:
+def file_at(path: Path, *, link: bool = True) -> os.stat_result | None:
     """What is at `path`, links followed; None for nothing. Raises JournalError for anything but a file: opening a pipe
-    may hang, and nobody means a device to be replaced."""
+    may hang, and nobody means a device to be replaced. link: whether `path` may be one; else it is refused, for what it
+    leads to may be somebody's, or nobody's yet."""
+    if not link and path.is_symlink():
+        raise JournalError(f"{path} is a link: name the file that it leads to, or take the link away")
     try:
         there = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -33,10 +36,11 @@ def file_at(path: Path) -> os.stat_result | None:
     return there
 
 
-def check_writable(path: Path) -> None:
-    """Raises JournalError, before anything long begins, when `path` could not be written. Leaves nothing behind."""
+def check_writable(path: Path, *, link: bool = False) -> None:
+    """Raises JournalError, before anything long begins, when `path` could not be written. Leaves nothing behind. link:
+    as file_at's."""
     folder = path.parent
-    there = file_at(path)
+    there = file_at(path, link=link)
     if not folder.is_dir():
         raise JournalError(f"{folder} is no folder: make it first, or name another output")
     if not (os.access(folder if there is None else path, os.W_OK) and os.access(folder, os.W_OK)):
@@ -65,12 +69,13 @@ def read_plain(path: Path, most: int) -> bytes:
         return file.read(size)
 
 
-def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object], *, link: bool = False) -> None:
     """Writes a file whole or not at all: beside it first, under a name that is nobody else's, then moved over it.
 
-    A link is written through, as a shell's > does. content: or what writes it into a file that it is given. Errors as
-    Journal's."""
-    there = Path(os.path.realpath(path))
+    content: or what writes it into a file that it is given. link: whether one is written through, as a shell's > does;
+    else it is refused. Errors as Journal's."""
+    file_at(path, link=link)
+    there = Path(os.path.realpath(path)) if link else path
     draft = there.with_name(f"{there.name}.{secrets.token_hex(4)}.part")
     try:
         with draft.open("xb") as file:

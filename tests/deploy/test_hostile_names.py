@@ -46,9 +46,8 @@ def constants(tree: ast.Module) -> dict[str, Any]:
     """The file's own lists and texts, by name; what calls something is none."""
     found = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            if isinstance(node.value, ast.List | ast.Constant):
-                found[node.targets[0].id] = ast.literal_eval(node.value)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Constant):
+            found[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
     return found
 
 

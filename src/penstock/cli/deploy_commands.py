@@ -205,9 +205,7 @@ def _whole_path(path: Path | None) -> str | None:
 
 def _word(text: str) -> str:
     """A word for a shell, of a command to be copied from the screen; what cannot be shown is an escape."""
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in shlex.quote(text)
-    )
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in shlex.quote(text))
 
 
 def _app_name(model: str) -> str:

@@ -37,9 +37,9 @@ def modal_app(deployment: ModalDeployment, out: Path) -> str:
     )  # fmt: skip
     tools = ["build-essential", "git"] if "git+" in requirement else ["build-essential"]
     return loader.get_template("modal_app.py.jinja").render(
-        d=deployment, command=partial(_command, out.name), inside=_inside, port=PORT, folder=FOLDER, checkout=checkout, in_image=IN_IMAGE,
-        requirement=requirement,
-        apt=", ".join(map(_python, tools)), py=_python, words=_words,
+        d=deployment, command=partial(_command, out.name), port=PORT, folder=FOLDER, checkout=checkout,
+        in_image=IN_IMAGE, requirement=requirement, apt=", ".join(map(_python, tools)), inside=_inside, py=_python,
+        words=_words,
     )  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def of_no_numbers(tensors: dict[str, torch.Tensor]) -> None:
         (of_one_half, "one of lora_A and lora_B"),
         (of_another_shape, r"as \[95, 64\], and the model's is \[96, 64\]"),
         (of_no_numbers, "no matrix of finite numbers"),
-        (of_rank_0, "are of rank 0, which is nothing"),
+        (of_rank_0, "are of rank 0, which is none"),
         (of_vast_numbers, "makes numbers of 'model.layers.0.mlp.gate_proj.weight' that float32 does not hold"),
     ],
 )

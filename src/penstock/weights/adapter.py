@@ -133,7 +133,7 @@ def _pair(folder: Path, name: str, half: dict[str, Tensor], told: dict[str, Any]
     rank = a.shape[0]
     if not rank:
         raise CheckpointError(
-            f"{folder / ADAPTER_FILE}: lora_A and lora_B of {shown(name)} are of rank 0, which is nothing: save it again"
+            f"{folder / ADAPTER_FILE}: lora_A and lora_B of {shown(name)} are of rank 0, which is none: save it again"
         )
     if b.shape[1] != rank or (rank != told["r"] and not told.get("rank_pattern")):
         raise CheckpointError(

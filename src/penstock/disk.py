@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,14 +48,14 @@ def check_writable(path: Path, *, link: bool = False) -> None:
         raise JournalError(f"{path} cannot be written: name an output in a folder of yours")
 
 
-def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
+def open_plain(path: Path) -> BufferedReader:
     """Opens a file to be read. Raises OSError, with why in its `strerror`, for anything else: a pipe would be waited
-    for, and a device has no end. buffering: as `open`'s."""
+    for, and a device has no end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer is open at once then
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is no plain file")
-        return os.fdopen(handle, "rb", buffering)
+        return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
         raise

@@ -60,7 +60,7 @@ def _sum(path: Path, start: int) -> str:
     """The checksum of one piece, read a mebibyte at a time."""
     state = sha256()
     try:
-        with open_plain(path, 0) as file:
+        with open_plain(path) as file:
             file.seek(start)
             for part in _parts(file.fileno()):
                 state.update(part)

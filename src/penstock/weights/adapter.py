@@ -117,7 +117,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         key = min(asking)
         raise CheckpointError(f"{path}: {key} ({str(asking[key])[:80]}) is not served: {_MERGED}")
     rank, alpha = told.get("r"), told.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not abs(alpha) <= LARGEST:
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= LARGEST
+    if type(rank) is not int or rank < 1 or not number:
         raise CheckpointError(
             f"{path}: r must be a whole number above 0, and lora_alpha a number that float32 holds: save it again"
         )

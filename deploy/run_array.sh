@@ -26,6 +26,8 @@ if [ $# -lt 2 ]; then
   exit 2
 fi
 in=$1 out=$2
+[[ $in != -* ]] || in=./$in # a name, and no option
+[[ $out != -* ]] || out=./$out
 shift 2
 task=${SLURM_ARRAY_TASK_ID:-0} tasks=${SLURM_ARRAY_TASK_COUNT:-1} first=${SLURM_ARRAY_TASK_MIN:-0}
 shopt -s nullglob

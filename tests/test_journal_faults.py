@@ -110,8 +110,8 @@ def stood_in_the_way(disk: Disk) -> Iterator[None]:
     kind: Any = type("File", (_File,), {"disk": disk})
     unlink = os.unlink
 
-    def open_file(path: Any, mode: str, buffering: int) -> FileIO:
-        file: FileIO = kind(path, mode.replace("b", ""))
+    def open_file(path: Any, mode: str, buffering: int, opener: Any) -> FileIO:
+        file: FileIO = kind(path, mode.replace("b", ""), opener=opener)
         disk.files.append(file)
         return file
 

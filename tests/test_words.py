@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config import MAX_ROWS, Config
+from penstock.config import MAX_BATCHED_TOKENS, MAX_ROWS, Config
 from penstock.errors import UsageError
 from penstock.request import MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
 from penstock.row_table import RANGES
@@ -38,6 +38,13 @@ def test_sampling_params_of_a_wrong_type(fields: dict[str, Any], says: str) -> N
         SamplingParams(**fields)
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
     assert caught.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize("tokens", [15, MAX_BATCHED_TOKENS + 1, 10**12, 10**30])
+def test_tokens_of_a_step_have_a_bound(tokens: int) -> None:
+    """Each takes memory before the first step."""
+    with pytest.raises(UsageError, match=f"max_num_batched_tokens must be between 16 and 1048576, not {tokens}"):
+        Config.of(max_num_batched_tokens=tokens)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from penstock.errors import UsageError
 
 MAX_ROWS = 262_144  # a row takes memory before it runs: a slot in every batch array, a line of the block table
+MAX_BATCHED_TOKENS = 1 << 20  # each takes memory before the first step: places in arrays, and what it computes
 MAX_REPLICAS = 64
 BLOCK_SIZE = 16  # tokens of a block; the kernels and the prefix tree are made for it
 
@@ -89,8 +90,9 @@ class BatchingOptions:
         None, "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU.", low=1, high=MAX_ROWS
     )
     max_num_batched_tokens: int | None = _knob(
-        None, "Tokens of a step, prompts and rows together. None: 2,048 on a CPU, 16,384 on a GPU.", low=16
-    )
+        None, "Tokens of a step, prompts and rows together. None: 2,048 on a CPU, 16,384 on a GPU.",
+        low=16, high=MAX_BATCHED_TOKENS,
+    )  # fmt: skip
     max_cudagraph_capture_size: int | None = _knob(
         None,
         "Rows up to which a GPU has a graph for every size of a step; above them, up to 2,048, for sizes a factor of "

@@ -13,72 +13,35 @@ Jobs and the server's batches share it. It knows neither: keys and rows are JSON
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import time
-import zlib
-from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.disk import file_at, sync_folder, why_not_written
 from penstock.errors import JournalError
+from penstock.journal_lines import (
+    READ_BYTES,
+    begins_a_header,
+    header_of,
+    holds,
+    line_of,
+    row_told,
+    run_of,
+    unread,
+    whole_lines,
+)
+from penstock.key_set import Key, KeySet
 
-VERSION = 1
 COMMIT_SECONDS = 0.5
 COMMIT_ROWS = 8192
 COMMIT_BYTES = 4 << 20
-READ_BYTES = 1 << 20
 _ODD = {odd.encode(): f"\\u{ord(odd):04x}".encode() for odd in "\x85\u2028\u2029"}  # some readers end a line at them
-
-Key = str | int | list[Any]
-
-
-class KeySet:
-    """Keys that were seen, as 8-byte hashes in an open-addressed table: 16 to 32 bytes a key, however long it is.
-
-    Two keys share a hash with a chance of about (keys squared) / 2^65: 3e-8 at a million keys.
-    """
-
-    def __init__(self) -> None:
-        self._table = array("Q", bytes(8 * 1024))
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __contains__(self, key: Key) -> bool:
-        table = self._table
-        return table[_place(table, _hash(key))] != 0
-
-    def add(self, key: Key) -> bool:
-        """Adds a key; False when it was there. For one thread; others may ask for keys meanwhile."""
-        code = _hash(key)
-        place = _place(self._table, code)
-        if self._table[place]:
-            return False
-        self._table[place] = code
-        self._size += 1
-        if 2 * self._size > len(self._table):
-            self._grow()
-        return True
-
-    def _grow(self) -> None:
-        grown = array("Q", bytes(16 * len(self._table)))
-        for code in filter(None, self._table):
-            grown[_place(grown, code)] = code
-        self._table = grown  # whole, at once: who asks in another thread misses no key
-
-
-def _place(table: array[int], code: int) -> int:
-    place = code & (mask := len(table) - 1)
-    while table[place] not in (0, code):
-        place = (place + 1) & mask
-    return place
 
 
 @dataclass(slots=True)
@@ -142,9 +105,9 @@ class Journal:
             if odd in row:
                 row = row.replace(odd, escape)
         data = row + b"\n"
+        line = line_of(data, key)
         if not self.keys.add(key):
             raise JournalError(f"{self.path} already holds the row of {key!r}: a key is written once")
-        line = _seal(f"{len(data)} {zlib.crc32(data):08x} {_text(key)}")
         self._state.pending.append((data, line))
         self._pending_bytes += len(data)
         if len(self._state.pending) >= COMMIT_ROWS or self._pending_bytes >= COMMIT_BYTES:
@@ -198,8 +161,24 @@ class Journal:
         with self.path.open("rb") as file:
             while file.tell() < end:
                 line = file.readline()
-                if named in line and ((row := json.loads(line)).keys() >= wanted):
+                if named in line and (row := self._row(line)).keys() >= wanted:
                     yield row
+
+    def _row(self, line: bytes) -> dict[str, Any]:
+        row: Any = None
+        with contextlib.suppress(ValueError, RecursionError):  # what is none then is told below
+            row = json.loads(line)
+        if not isinstance(row, dict):
+            raise self.foreign(line)
+        return row
+
+    def foreign(self, row: object) -> JournalError:
+        """Returns the error for a row that is vouched for, and yet is none that its run writes."""
+        told = row[:80].decode("utf-8", "replace") if isinstance(row, bytes) else _short(row)
+        return JournalError(
+            f"{self.path} holds a row that no run wrote ({told!r}): name another output, or delete {self.path.name} "
+            f"and {self.journal_path.name} to begin anew"
+        )
 
     def close(self, *, keep_empty: bool = True) -> None:
         """Commits what waits and lets go of the files. Unless `keep_empty`, files without a row are taken away."""
@@ -216,20 +195,20 @@ class Journal:
     # Opening
 
     def _open_files(self) -> tuple[BinaryIO, BinaryIO]:
-        there = file_at(self.path)
-        fresh = file_at(self.journal_path) is None
+        there = file_at(self.path, link=False)
+        fresh = file_at(self.journal_path, link=False) is None
         if fresh and there is not None and there.st_size:
             raise JournalError(f"{self.path} is there already and no run wrote it: move it away or name another output")
-        self._may_unlink = not self.path.is_symlink() and (there is None or not fresh)
+        self._may_unlink = there is None or not fresh
         try:
-            journal = open(self.journal_path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
+            journal = open(self.journal_path, "a+b", 0, opener=_no_link)  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise why_not_written(error, self.journal_path) from error
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(journal.fileno()), os.stat(self.journal_path)):
                 raise BlockingIOError  # opened just before its run took it away: nobody would find what is written
-            data = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
+            data = open(self.path, "a+b", 0, opener=_no_link)  # noqa: SIM115 - closed by close()
         except BlockingIOError as error:
             journal.close()
             raise JournalError(f"{self.path} is in use by another run: wait for it or name another output") from error
@@ -243,7 +222,10 @@ class Journal:
     def _take_up(self, fingerprint: dict[str, Any]) -> None:
         """Reads the journal's lines against the data, cuts what a kill left half done, collects the keys."""
         self._journal.seek(0)
-        lines = _whole_lines(self._journal)
+        with os.fdopen(os.dup(self._journal.fileno()), "rb", READ_BYTES) as journal:
+            self._take_up_lines(whole_lines(journal, self.journal_path), fingerprint)
+
+    def _take_up_lines(self, lines: Iterator[bytes], fingerprint: dict[str, Any]) -> None:
         header = next(lines, b"")
         run = self._read_header(header)
         if not os.fstat(self._data.fileno()).st_size:  # nothing was written, or it was taken away: the run begins anew
@@ -259,22 +241,20 @@ class Journal:
         self._cut(sync=True)  # a killed sitting may have written lines that are not on the disk
 
     def _read_header(self, header: bytes) -> dict[str, Any] | None:
-        word, _, body = _unseal(header).partition(" ")
-        there = json.loads(body) if word == "penstock-journal" else {}
-        if there.get("version") == VERSION:
-            run: dict[str, Any] = there["run"]
+        run = run_of(header)
+        if run is not None:
             return run
         if os.fstat(self._journal.fileno()).st_size and not self._torn_at_its_begin():
-            raise JournalError(f"{self.journal_path} is no journal that this version reads: name another output")
+            raise unread(self.journal_path)
         return None
 
     def _torn_at_its_begin(self) -> bool:
         """A power cut may leave a part of the header; no row was written then."""
         self._journal.seek(0)
-        return not os.fstat(self._data.fileno()).st_size and b"\n" not in self._journal.read(READ_BYTES)
+        return not os.fstat(self._data.fileno()).st_size and begins_a_header(self._journal.read(READ_BYTES))
 
     def _begin(self, fingerprint: dict[str, Any]) -> None:
-        header = _seal("penstock-journal " + json.dumps({"version": VERSION, "run": fingerprint}))
+        header = header_of(fingerprint)
         try:
             self._journal.truncate(0)
             _write(self._journal, header)
@@ -285,22 +265,33 @@ class Journal:
         self._state.journal_end = len(header)
 
     def _compare(self, run: dict[str, Any], fingerprint: dict[str, Any]) -> None:
-        if changes := changes_told(run, json.loads(json.dumps(fingerprint))):
+        try:
+            changes = changes_told(run, json.loads(json.dumps(fingerprint)))
+        except RecursionError as error:  # of what could just be read, not all can be compared
+            raise unread(self.journal_path) from error
+        if changes:
             raise JournalError(
                 f"{self.path} belongs to a run with other settings ({changes}): name another output, "
                 f"or delete {self.path.name} and {self.journal_path.name} to begin anew"
             )
 
     def _check_row(self, line: bytes, data: BinaryIO) -> None:
-        length, checksum, key = _unseal(line).split(" ", 2)
-        row = data.read(int(length))
-        if len(row) != int(length) or zlib.crc32(row) != int(checksum, 16):
+        try:
+            length, checksum, key = row_told(line)
+            new = self.keys.add(key)
+        except (ValueError, RecursionError):
+            new = False
+        if not new:
+            raise JournalError(
+                f"{self.journal_path} holds a line that no run wrote (byte {self._state.journal_end}): put it back, or "
+                f"delete it and {self.path.name} to begin anew"
+            )
+        if not holds(data, length, checksum):
             raise JournalError(
                 f"{self.path} was changed since its run wrote it (byte {self._state.data_end}): put it back, "
                 f"or delete it and {self.journal_path.name} to begin anew"
             )
-        self.keys.add(json.loads(key))
-        self._state.data_end += len(row)
+        self._state.data_end += length
         self._state.journal_end += len(line)
 
     # The files
@@ -340,32 +331,9 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
     return there is not None and os.path.samestat(os.fstat(file.fileno()), there)
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines whose checksum holds, up to the first that a kill tore."""
-    rest = b""
-    while chunk := file.read(READ_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if len(line) < 10 or line[:9] != b"%08x " % zlib.crc32(line[9:]):
-                return
-            yield line + b"\n"
-
-
-def _seal(text: str) -> bytes:
-    body = text.encode()
-    return b"%08x %s\n" % (zlib.crc32(body), body)
-
-
-def _unseal(line: bytes) -> str:
-    return line[9:-1].decode()
-
-
-def _text(key: Key) -> str:
-    return json.dumps(key, separators=(",", ":"))  # ASCII, and no newline in it
-
-
-def _hash(key: Key) -> int:
-    return int.from_bytes(blake2b(_text(key).encode(), digest_size=8).digest()) or 1  # 0 marks an empty place
+def _no_link(path: str, flags: int) -> int:
+    """Opens as `open` does, and no link: one that came since it was looked for too."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def changes_told(before: dict[str, Any], now: dict[str, Any]) -> str:

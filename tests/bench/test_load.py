@@ -32,8 +32,10 @@ EXPECTED = {
     "stalled": ["nothing", "nothing after two events"],
     "cut": ["closed at once", "closed after two events", "ended after two events", "ended within a line"],
     "broken": ["garbage", "a page", "a line of nothing", "no JSON", "no UTF-8", "a deep one", "a list",
-               "text that is a number", "an event after DONE", "a bad chunk"],
-    "usage": ["no usage", "fewer tokens than events", "a wrong sum", "more cached than sent", "a negative usage",
+               "text that is a number", "an event after DONE", "a bad chunk", "an endless line", "an endless head",
+               "heads without end", "an endless trailer", "continue without end"],
+    "usage": ["events without end",
+              "no usage", "fewer tokens than events", "a wrong sum", "more cached than sent", "a negative usage",
               "a usage of words", "a usage past all ends", "tokens without events"],
     "length": ["more out than asked", "fewer out than asked", "another prompt"],
 }  # fmt: skip

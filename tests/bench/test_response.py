@@ -9,7 +9,7 @@ from hostile_server import DONE, EVENTS, event, usage_event
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.bench.response_reader import OWN_LIMIT, StreamReader, judge
+from penstock.bench.response_reader import LONGEST_LINE, OWN_LIMIT, StreamReader, judge
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -49,6 +49,22 @@ def test_a_stream_that_was_cut_is_never_taken_for_a_whole_one(cuts: list[int], l
     data = b"".join(EVENTS[:3])
     stream = read(data[: max(0, len(data) - lost)], cuts)
     assert stream.fault is not None and stream.fault[0] == "cut"
+
+
+def test_a_line_without_end_is_given_up_and_nothing_of_it_is_kept() -> None:
+    """However it comes; what a result keeps to the end of its load is times and a usage."""
+    stream, sent = StreamReader(), 0
+    while stream.fault is None:
+        stream.feed(b"x" * 1000, 0.0)
+        sent += 1000
+        assert len(stream._rest) <= LONGEST_LINE
+    assert stream.fault == ("broken", stream.fault[1]) and sent <= LONGEST_LINE + 1000
+    assert not stream._rest and len(stream.fault[1]) < 500
+    cut = read(b"data: " + b"x" * 1000)
+    cut.let_go()
+    assert cut.fault is not None and cut.fault[0] == "cut" and not cut._rest
+    told = read(event("a", "x" * 10_000))
+    assert told.reason is not None and len(told.reason) <= 200
 
 
 @example(DONE, [])

@@ -74,6 +74,13 @@ def test_too_little_memory_is_one_line_with_the_way_out(device: torch.device) ->
     assert ("--device cpu" in str(error.value)) is (device == CUDA) and "\n" not in str(error.value)
 
 
+def test_a_cpu_without_memory_is_the_same_line() -> None:
+    with pytest.raises(CapacityError, match="max_num_seqs or max_num_batched_tokens lower"), _named_failures(CPU):
+        torch.empty(1 << 60, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="a fault of ours"), _named_failures(CPU):
+        raise RuntimeError("a fault of ours")
+
+
 @pytest.mark.parametrize(
     "version, said, wanted",
     [

@@ -14,6 +14,8 @@ FLOORS: tuple[frozenset[str], ...] = (
             "config",
             "errors",
             "disk",
+            "journal_lines",
+            "key_set",
             "mask_board",
             "parent_death",
             "shared_weights",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +125,26 @@ def test_what_is_no_folder_is_told_apart(tmp_path: Path) -> None:
         print_artifact(tmp_path / "penstock.json", as_json=False)
     with pytest.raises(CheckpointError, match=r"there is no folder .*/gone: name an artifact's folder"):
         print_artifact(tmp_path / "gone", as_json=False)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_not_waited_for(folder: Path, name: str, kind: str) -> None:
+    path = folder / name
+    assert path.is_file()
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(CheckpointError, match=re.escape(str(path))) as caught:
+        print_artifact(folder, as_json=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_manifest_is_read_no_further_than_one_may_be_long(folder: Path) -> None:
+    os.truncate(folder / MANIFEST, 10 << 30)
+    with pytest.raises(CheckpointError, match="it has 10,737,418,240 bytes, and 67,108,864 are the most"):
+        print_artifact(folder, as_json=False)

@@ -17,6 +17,8 @@ from penstock.jobs import monkeys as monkeys_room
 from penstock.jobs.monkeys import Options, run_monkeys
 from penstock.jobs.open_llm import OpenLLM
 from penstock.jobs.pass_at_k import pass_at_k
+from penstock.journal import journal_of
+from penstock.journal_lines import line_of
 from penstock.llm import Finished, Prompt
 from penstock.request import SamplingParams
 
@@ -252,3 +254,45 @@ def test_a_rule_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     for rule in ("first", "agree:0", "agree:", "agree:7"):
         with pytest.raises(UsageError, match="--stop-when"):
             ask(tmp_path, stop_when=rule)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"problem": 99}, {"problem": "0"}, {"problem": None}, {"sample": "0"}, {"answer": 4}, {"token_count": "many"},
+     {"finish_reason": None}, {"right": "yes"}, {"text": 5}, {"prompt_tokens": []}],
+    ids=str,
+)  # fmt: skip
+def test_vouched_rows_that_no_job_wrote_are_a_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Their journal's checksums hold: they were written by its own hand, of a job whose settings are these."""
+    options = ask(tmp_path)
+    run_monkeys(Config(), options, opener(FakeLLM()))
+    out = tmp_path / "out" / "samples.jsonl"
+    first, rest = out.read_bytes().splitlines(keepends=True)[0], out.read_bytes().splitlines(keepends=True)[1:]
+    head, *lines = journal_of(out).read_bytes().splitlines(keepends=True)
+    row = json.dumps({**json.loads(first), **change}).encode() + b"\n"
+    key = json.loads(lines[0].split(b" ", 3)[3])
+    journal_of(out).write_bytes(b"".join([head, line_of(row, key), *lines[1:]]))
+    out.write_bytes(b"".join([row, *rest]))
+    before = out.read_bytes()
+    with pytest.raises(JournalError, match="holds a row that no run wrote"):
+        run_monkeys(Config(), options, cast(OpenLLM, must_not_open))
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("summary", ["nope", "[]", "{}", '{"speed": {}, "engine": {}}', "[" * 100_000])
+def test_a_summary_that_no_job_wrote_is_a_line(tmp_path: Path, summary: str) -> None:
+    run_monkeys(Config(), ask(tmp_path), opener(FakeLLM()))
+    (tmp_path / "out" / "summary.json").write_text(summary)
+    with pytest.raises(JournalError, match=r"summary\.json is no summary of a run"):
+        run_monkeys(Config(), ask(tmp_path), cast(OpenLLM, must_not_open))
+
+
+@pytest.mark.parametrize("name", ["samples.jsonl", "summary.json", "report.html", "coverage.png"])
+def test_no_link_in_the_place_of_what_it_writes_is_followed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "elsewhere").write_text("somebody's words")
+    (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JournalError, match="is a link: name the file"):
+        run_monkeys(Config(), ask(tmp_path), cast(OpenLLM, must_not_open))
+    assert (tmp_path / "elsewhere").read_text() == "somebody's words"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]

@@ -17,6 +17,7 @@ from penstock.cli import main
 from penstock.config import Config
 from penstock.errors import JournalError, UsageError
 from penstock.jobs import run as run_room
+from penstock.jobs.input_rows import LONGEST_ID
 from penstock.jobs.open_llm import OpenLLM
 from penstock.jobs.run import run_file
 from penstock.llm import Finished, Prompt
@@ -164,6 +165,9 @@ def test_what_is_refused_before_the_model_opens(tmp_path: Path) -> None:
     run_file(source, tmp_path / "done.jsonl", Config(), opener(FakeLLM()))
     double = write(tmp_path / "double.jsonl", [*many(3), *many(1)])
     other = write(tmp_path / "other.jsonl", many(4))
+    long = write(tmp_path / "long.jsonl", [{"id": "x" * (LONGEST_ID + 1), "prompt": "a"}])
+    (tmp_path / "link.jsonl").symlink_to(other)
+    (tmp_path / "dangling.gz").symlink_to(tmp_path / "nothing")
     before = sorted(tmp_path.iterdir())
     cases: list[tuple[type[Exception], Path, Path, Config, str]] = [
         (UsageError, double, tmp_path / "out.jsonl", Config(), "row 4: id 'row-0'"),
@@ -172,6 +176,9 @@ def test_what_is_refused_before_the_model_opens(tmp_path: Path) -> None:
         (JournalError, source, tmp_path / "none" / "out.jsonl", Config(), "is no folder"),
         (JournalError, source, tmp_path, Config(), "is a folder"),
         (JournalError, source, other, Config(), "no run wrote it"),
+        (JournalError, source, tmp_path / "link.jsonl", Config(), "is a link: name the file that it leads to"),
+        (JournalError, source, tmp_path / "dangling.gz", Config(), "is a link: name the file that it leads to"),
+        (UsageError, long, tmp_path / "out.jsonl", Config(), "row 1: .*id"),
         (JournalError, other, tmp_path / "done.jsonl", Config(), "input: .* there"),
         (JournalError, source, tmp_path / "done.jsonl", Config.of(seed=3), "seed: 0 there, 3 now"),
     ]

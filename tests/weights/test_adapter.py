@@ -167,6 +167,10 @@ def test_a_build_writes_what_a_load_makes(base: Path, adapter: Path, tmp_path: P
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
         ({"r": 0}, "r must be a whole number above 0"),
         ({"lora_alpha": "x"}, "lora_alpha a number"),
+        ({"lora_alpha": math.nan}, "lora_alpha a number that float32 holds"),
+        ({"lora_alpha": -math.inf}, "lora_alpha a number that float32 holds"),
+        ({"lora_alpha": 1e308}, "lora_alpha a number that float32 holds"),
+        ({"lora_alpha": 10**400}, "lora_alpha a number that float32 holds"),
         ({"r": 5}, "are of rank 4 and 4, and adapter_config.json says 5"),
     ],
 )
@@ -196,6 +200,16 @@ def of_another_shape(tensors: dict[str, torch.Tensor]) -> None:
     tensors[f"{AT}.0.mlp.gate_proj.lora_B.weight"] = torch.zeros(95, 4)
 
 
+def of_rank_0(tensors: dict[str, torch.Tensor]) -> None:
+    for half, shape in (("A", (0, 64)), ("B", (96, 0))):
+        tensors[f"{AT}.0.mlp.gate_proj.lora_{half}.weight"] = torch.zeros(shape)
+
+
+def of_vast_numbers(tensors: dict[str, torch.Tensor]) -> None:
+    for half in "AB":
+        tensors[f"{AT}.0.mlp.gate_proj.lora_{half}.weight"] *= 1e30
+
+
 def of_no_numbers(tensors: dict[str, torch.Tensor]) -> None:
     tensors[f"{AT}.0.mlp.gate_proj.lora_B.weight"][3, 1] = math.nan
 
@@ -209,6 +223,8 @@ def of_no_numbers(tensors: dict[str, torch.Tensor]) -> None:
         (of_one_half, "one of lora_A and lora_B"),
         (of_another_shape, r"as \[95, 64\], and the model's is \[96, 64\]"),
         (of_no_numbers, "no matrix of finite numbers"),
+        (of_rank_0, "are of rank 0, which is none"),
+        (of_vast_numbers, "makes numbers of 'model.layers.0.mlp.gate_proj.weight' that float32 does not hold"),
     ],
 )
 def test_files_that_do_not_fit_are_named(
@@ -220,6 +236,22 @@ def test_files_that_do_not_fit_are_named(
     save_file(tensors, adapter / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=said):
         load(base, lora=str(adapter))
+
+
+def test_rank_0_by_a_pattern_and_what_a_build_would_write(base: Path, tmp_path: Path) -> None:
+    """Where ranks may differ, 0 would be divided by; a build would write what no number is."""
+    adapter = make_adapter(tmp_path / "adapter", {"0.mlp.gate_proj": 0}, rank_pattern={"gate_proj": 0})
+    with pytest.raises(CheckpointError, match="are of rank 0"):
+        Adapter.read(adapter)
+    vast = Adapter.read(make_adapter(tmp_path / "vast"))
+    name = "model.layers.0.mlp.gate_proj.weight"
+    told = vast.merged(name, torch.zeros(96, 64, dtype=torch.float16))
+    assert told.isfinite().all()
+    a, b, _ = vast.pairs[name]
+    vast.pairs[name] = (a, b, 1e6)  # float32 holds what comes of it
+    assert vast.merged(name, torch.zeros(96, 64)).isfinite().all()
+    with pytest.raises(CheckpointError, match="that float16 does not hold"):
+        vast.merged(name, torch.zeros(96, 64, dtype=torch.float16))
 
 
 def test_what_is_no_adapter_or_cannot_have_one_is_told(base: Path, adapter: Path, tmp_path: Path) -> None:

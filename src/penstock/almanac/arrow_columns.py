@@ -6,6 +6,7 @@ It knows arrays and texts; not what they say.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,56 @@ def arrow_lists(parts: Sequence[npt.NDArray[np.float32]] | npt.NDArray[np.object
 
     values = np.concatenate([np.zeros(0, np.float32), *parts])
     return pa.ListArray.from_arrays(arrow_numbers(_ends(parts)), arrow_numbers(values))
+
+
+def numbers_of(column: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Returns a column of numbers or booleans as [n] of `kind`; an unknown float is NaN. Raises ValueError for another
+    column, and for numbers that `kind` doesn't hold."""
+    import pyarrow as pa
+
+    there = column.type
+    number = pa.types.is_integer(there) or (kind.kind == "f" and pa.types.is_floating(there))
+    if not (pa.types.is_boolean(there) if kind.kind == "b" else number):
+        raise ValueError(f"a column of {there} where {kind} is wanted")
+    if column.null_count and kind.kind != "f":
+        raise ValueError(f"{column.null_count} unknown entries in a column of {kind}")
+    values = np.concatenate([np.zeros(0, kind), *(chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks)])
+    made: npt.NDArray[Any] = values.astype(kind, copy=False)
+    if kind.kind == "i" and (made != values).any():
+        raise ValueError(f"numbers that {kind} doesn't hold")
+    return made
+
+
+def texts_of(column: Any) -> npt.NDArray[np.object_]:
+    """Returns a column of texts, by numbers of a dictionary's, as [n]: each text is there once. Raises ValueError for
+    another column."""
+    import pyarrow as pa
+
+    if not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)) or column.null_count:
+        raise ValueError(f"a column of {column.type} where texts are wanted, each of them known")
+    parts = [
+        np.array(chunk.dictionary.to_pylist(), object)[chunk.indices.to_numpy(zero_copy_only=False)]
+        for chunk in column.chunks
+    ]
+    return np.concatenate([np.zeros(0, object), *parts])
+
+
+def lists_of(column: Any) -> npt.NDArray[np.object_]:
+    """Returns a column of lists of floats as [n] float32 arrays, parts of a few larger ones. Raises ValueError for
+    another column."""
+    import pyarrow as pa
+
+    if not (pa.types.is_list(column.type) and pa.types.is_floating(column.type.value_type)) or column.null_count:
+        raise ValueError(f"a column of {column.type} where lists of floats are wanted, each of them known")
+    made = np.empty(len(column), object)
+    at = 0
+    for chunk in column.chunks:
+        values = chunk.values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+        ends = chunk.offsets.to_numpy()
+        for first, last in pairwise(ends):
+            made[at] = values[first:last]
+            at += 1
+    return made
 
 
 def _ends(parts: Any) -> npt.NDArray[np.int32]:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.almanac.record import Record
+from penstock.disk import read_plain
 from penstock.errors import RecordError
 
 LARGEST = 5_000_000  # bytes of a record
@@ -19,12 +20,15 @@ _SHOWN = 80  # characters of somebody's text in a message
 
 def read_record(path: Path) -> Record:
     """Raises RecordError, one line, for whatever is no record."""
+    return record_of(read_bytes(path), path.name)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns a record's file as it is. Raises RecordError for what is no plain file, is too long or cannot be read."""
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
+        return read_plain(path, LARGEST)
     except OSError as error:
-        raise RecordError(f"{path.name}: cannot be read: {error.strerror or error}") from error
-    return record_of(content, path.name)
+        raise RecordError(f"{one_line(path.name)}: cannot be read: {error.strerror or error}") from error
 
 
 def record_of(content: bytes, name: str) -> Record:

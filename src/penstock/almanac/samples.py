@@ -6,6 +6,8 @@ get so far. It knows columns; not what is computed of them (figures.py) nor how 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,10 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.almanac.arrow_columns import arrow_lists, arrow_numbers, arrow_texts
+from penstock.almanac.arrow_columns import arrow_lists, arrow_numbers, arrow_texts, lists_of, numbers_of, texts_of
+from penstock.disk import open_plain
 from penstock.errors import RecordError, UsageError
 
 OK = "ok"
+# A raw file's columns may take USUAL_BYTES in memory, and EXPANSION times the file's bytes: times of requests that were
+# measured differ, and take a tenth of that.
+USUAL_BYTES, EXPANSION = 64 << 20, 32
+ROW_BYTES = 256  # of a row that are no numbers of its own: an array's head, places of texts
 
 
 @dataclass(slots=True)
@@ -79,14 +86,17 @@ def from_lists(columns: dict[str, list[Any]]) -> Samples:
     missing = [name for name in names if name not in columns]
     if missing:
         raise RecordError(f"samples lack the columns {', '.join(missing)}")
-    unknown = set(columns["outcome"]) - set(OUTCOMES)
-    if unknown:
-        raise RecordError(f"samples have outcomes that are none: {', '.join(sorted(map(repr, unknown)))[:200]}")
+    _check_outcomes(columns["outcome"])
     arrays = {name: np.array(columns[name], _KINDS.get(name, np.float64)) for name in names if name != "gaps"}
     gaps = np.empty(len(columns["gaps"]), object)
     for at, of_one in enumerate(columns["gaps"]):
         gaps[at] = np.asarray(of_one, np.float32)
     return Samples(**arrays, gaps=gaps)
+
+
+def _check_outcomes(outcomes: Iterable[Any]) -> None:
+    if unknown := set(outcomes) - set(OUTCOMES):
+        raise RecordError(f"samples have outcomes that are none: {', '.join(sorted(map(repr, unknown)))[:200]}")
 
 
 def join(parts: list[Samples]) -> Samples:
@@ -113,20 +123,57 @@ def _arrow(name: str, column: npt.NDArray[Any]) -> Any:
 
 
 def read_parquet(path: Path) -> Samples:
-    """Raises RecordError for a file that is no table of samples, UsageError where pyarrow is missing."""
+    """Raises RecordError for a file that is no table of samples, or that takes far more memory than it has bytes (what
+    repeats is written once), UsageError where pyarrow is missing."""
     needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(path).read()  # read_table imports pandas
-    except (OSError, pa.ArrowException) as error:
+        with open_plain(path) as file:
+            told = pq.ParquetFile(file).metadata
+            _check_size(told, os.fstat(file.fileno()).st_size)
+            texts = {told.schema.column(number).path for number in range(told.num_columns)} & {"point", "outcome"}
+            # Texts stay numbers of a dictionary's. read_table would import pandas.
+            parquet = pq.ParquetFile(file, metadata=told, read_dictionary=sorted(texts))
+            table = parquet.read([each.name for each in fields(Samples)])
+    except (OSError, pa.ArrowException, MemoryError) as error:
         why = str(error).split(str(path))[-1].strip("': .")[:200]
         raise RecordError(f"{path.name}: is no Parquet file of samples: {why}") from error
+    except RecordError as error:
+        raise RecordError(f"{path.name}: {error}") from error
+    missing = [each.name for each in fields(Samples) if each.name not in table.column_names]
+    if missing:
+        raise RecordError(f"samples lack the columns {', '.join(missing)}")
     try:
-        return from_lists({name: table.column(name).to_pylist() for name in table.column_names})
+        arrays = {each.name: _column(each.name, table.column(each.name)) for each in fields(Samples)}
     except (TypeError, ValueError, OverflowError) as error:  # a column of another type than its own
         raise RecordError(f"{path.name}: is no table of samples: {str(error)[:200]!r}") from error
+    _check_outcomes(arrays["outcome"])
+    return Samples(**arrays)
+
+
+def _check_size(told: Any, size: int) -> None:
+    """Raises RecordError for a file of `size` bytes whose columns of ours come to far more than that in memory. told:
+    its metadata."""
+    names = {each.name for each in fields(Samples)}
+    groups = (told.row_group(number) for number in range(told.num_row_groups))
+    leaves = (group.column(number) for group in groups for number in range(told.num_columns))
+    ours = [leaf for leaf in leaves if leaf.path_in_schema.partition(".")[0] in names]
+    needed = ROW_BYTES * told.num_rows + sum(max(8 * leaf.num_values, leaf.total_uncompressed_size) for leaf in ours)
+    if needed > (most := USUAL_BYTES + EXPANSION * size):
+        raise RecordError(
+            f"its {told.num_rows} rows take {needed >> 20} MiB of memory, and a file of {size} bytes may take "
+            f"{most >> 20}: no requests that were measured repeat so"
+        )
+
+
+def _column(name: str, column: Any) -> npt.NDArray[Any]:
+    """A column of Arrow's as one of ours. Raises ValueError, TypeError, OverflowError for one of another type."""
+    if name == "gaps":
+        return lists_of(column)
+    kind = _KINDS.get(name, np.float64)
+    return texts_of(column) if kind is object else numbers_of(column, np.dtype(kind))
 
 
 def needs_pyarrow() -> None:

@@ -19,6 +19,7 @@ from penstock.almanac.parse_record import one_line, read_record
 from penstock.almanac.record import Point, Record
 from penstock.almanac.samples import OK, Samples, read_parquet
 from penstock.almanac.throughput import issued
+from penstock.disk import open_plain
 from penstock.errors import RecordError
 
 CLOCK = 1e-3  # seconds that neighbouring stamps of one request may contradict each other by
@@ -125,7 +126,7 @@ def _window(point: Point, own: Samples) -> Iterator[str]:
 
 def _checksum(raw: Path) -> str:
     try:
-        with raw.open("rb") as file:
+        with open_plain(raw) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise RecordError(f"{raw.name}: cannot be read: {error.strerror or error}") from error

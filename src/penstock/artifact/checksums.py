@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from penstock.artifact.manifest import FileSums
+from penstock.disk import open_plain
 from penstock.errors import CheckpointError
 
 PIECE = 16 << 20  # bytes
@@ -59,7 +60,7 @@ def _sum(path: Path, start: int) -> str:
     """The checksum of one piece, read a mebibyte at a time."""
     state = sha256()
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_plain(path) as file:
             file.seek(start)
             for part in _parts(file.fileno()):
                 state.update(part)

@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 
 from penstock.config import BLOCK_SIZE
-from penstock.disk import write_whole
+from penstock.disk import read_plain, write_whole
 from penstock.errors import CheckpointError
 
 SCHEMA = 1
 MANIFEST = "penstock.json"
+LARGEST = 64 << 20  # bytes of a manifest; that of a terabyte of weights has 5 MB
 STATE = ".build"  # the folder of a build that is under way
 USUAL_PROMPT = 128  # tokens: of prompts in a timed step, where their length isn't what is looked at
 KERNELS = "kernels"  # the folder of kernels' binaries
@@ -181,7 +182,7 @@ def read_manifest(folder: Path) -> Manifest:
         what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
         raise CheckpointError(f"{what}: name an artifact's folder, as penstock build makes it")
     try:
-        content = path.read_bytes()
+        content = read_plain(path, LARGEST)
     except FileNotFoundError as error:
         if (folder / STATE).is_dir():
             raise CheckpointError(

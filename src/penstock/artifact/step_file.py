@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.artifact.manifest import BuiltOn, StepSeconds, find_manifest
-from penstock.disk import write_whole
+from penstock.artifact.manifest import LARGEST, BuiltOn, StepSeconds, find_manifest
+from penstock.disk import read_plain, write_whole
 from penstock.errors import CheckpointError
 
 STEPS_SCHEMA = 1
@@ -70,7 +70,7 @@ def _of_artifact(folder: Path) -> MeasuredSteps:
 
 def _of_file(path: Path) -> MeasuredSteps:
     try:
-        steps = msgspec.json.decode(path.read_bytes(), type=MeasuredSteps)
+        steps = msgspec.json.decode(read_plain(path, LARGEST), type=MeasuredSteps)
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read ({error.strerror}): name an artifact's folder, or a file that penstock simulate "

@@ -5,6 +5,7 @@ bytes come. It knows one request at a time; not which comes next.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -16,6 +17,8 @@ from penstock.bench.response_reader import ErrorReader, StreamReader, judge
 from penstock.bench.worker_protocol import PlannedRequest
 
 RACE = 0.25  # seconds: within them a reused connection that ends without a byte was being closed as we wrote
+LONGEST_HEAD = 64 << 10  # bytes of an answer, beside its body, that the parser may have to keep
+EVENTS_OVER = 1000  # beyond twice the tokens that were asked for: what an answer of somewhat too much is, `judge` tells
 NEVER = float("nan")
 
 
@@ -50,6 +53,8 @@ class ClientConnection(asyncio.Protocol):
         self._answer: StreamReader | None = None
         self._framed = False  # the message's length is told, so its end is not the connection's
         self._whole = False
+        self._beside = 0  # bytes since the last of a body: of heads, trailers, lengths of chunks
+        self._most = math.inf  # events that an answer may have before it is given up
         self._now = 0.0
         self.used = 0  # requests that it has carried
         self.kept = False  # it has waited for a request
@@ -61,7 +66,9 @@ class ClientConnection(asyncio.Protocol):
     def send(self, post: SentRequest) -> None:
         assert self._transport is not None and self._post is None
         self._post, post.connection = post, self
-        self._answer, self._framed, self._whole = None, False, False
+        self._answer, self._framed, self._whole, self._beside = None, False, False, 0
+        asked = max(post.ask.asked_output, post.ask.most_output)
+        self._most = math.inf if asked < 0 else EVENTS_OVER + 2 * asked
         self.used += 1
         words = b"%b%d\r\n\r\n%b" % (self._head, len(post.ask.body), post.ask.body)
         post.actual = post.heard = monotonic()  # before: whoever is descheduled behind a write sees a faster server
@@ -74,6 +81,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()  # nobody asked
             return
         post.heard = now
+        self._beside += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -86,6 +94,10 @@ class ClientConnection(asyncio.Protocol):
             self._complete(post)
         elif answer is not None and answer.fault is not None:
             self._settle(*answer.fault)
+        elif self._beside > LONGEST_HEAD:
+            self._settle("broken", f"{self._beside} bytes that are no part of a body: {data[:200]!r}")
+        elif answer is not None and len(answer.times) > self._most:
+            self._settle("usage", f"{len(answer.times)} events with output, and far fewer tokens were asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -101,6 +113,7 @@ class ClientConnection(asyncio.Protocol):
             self._post.answer = self._answer
 
     def on_body(self, data: bytes) -> None:
+        self._beside = 0
         if self._answer is not None:
             self._answer.feed(data, self._now)
 
@@ -145,6 +158,8 @@ class ClientConnection(asyncio.Protocol):
         post = self._post
         assert post is not None
         self._post, post.connection = None, None
+        if self._answer is not None:
+            self._answer.let_go()
         post.outcome, post.message = outcome, message
         post.end = post.heard if self._whole else monotonic()
         if not self._whole:

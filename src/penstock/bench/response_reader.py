@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-LONGEST_LINE = 8 << 20
+LONGEST_LINE = 256 << 10  # bytes of a server-sent event; a worker has a thousand connections, and holds one of each
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises for hostile bytes
 OWN_LIMIT = "the server ran into a limit of its own"  # what tells a clamped answer from one that ended by itself
 _QUOTED = 200  # bytes of what is wrong that a message shows
@@ -92,7 +92,7 @@ class StreamReader:
         self.fault: tuple[str, str] | None = None
         self.ended = False
         self.finished = self.limited = 0
-        self._rest = b""
+        self._rest = bytearray()  # of a line that goes on: what comes is put behind it, and nothing copied
 
     def feed(self, data: bytes, now: float) -> None:
         if data.startswith(b"data: {") and data.endswith(b"\n\n") and not self._rest and not self.ended:
@@ -103,18 +103,25 @@ class StreamReader:
             else:
                 self._take(event, now)
                 return
-        lines = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
-        self._rest = lines.pop()
-        for line in lines:
+        *whole, rest = data.split(b"\n")
+        if whole and self._rest:
+            whole[0] = bytes(self._rest) + whole[0]
+            self._rest.clear()
+        for line in whole:
             self._line(line, now)
+        self._rest += rest
         if len(self._rest) > LONGEST_LINE:
-            self.fail("broken", f"a line of more than {LONGEST_LINE} bytes: {self._rest[:_QUOTED]!r}")
-            self._rest = b""
+            self.fail("broken", f"a line of more than {LONGEST_LINE} bytes: {bytes(self._rest[:_QUOTED])!r}")
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Frees what is kept of a line that was not whole: a result is kept to the end of its load."""
+        self._rest = bytearray()
 
     def finish(self) -> None:
         """Ends the reading, for the HTTP message is whole: what it lacks is a fault."""
         if self._rest.strip():
-            self.fail("cut", f"the stream ends within a line: {self._rest[:_QUOTED]!r}")
+            self.fail("cut", f"the stream ends within a line: {bytes(self._rest[:_QUOTED])!r}")
         if not self.ended and not self.finished:
             self.fail("cut", "the stream ends with neither [DONE] nor a finish_reason")
 
@@ -147,7 +154,7 @@ class StreamReader:
             if choice.finish_reason is not None:
                 self.finished += 1
                 self.limited += choice.finish_reason == "length"
-                self.reason = choice.finish_reason
+                self.reason = choice.finish_reason[:_QUOTED]
         if brings:
             self.times.append(now)
         if event.usage is not None:

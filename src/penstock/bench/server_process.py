@@ -4,6 +4,7 @@ its log kept. It knows a command, a port and HTTP's GET; not whose server it is.
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
 import signal
@@ -22,6 +23,7 @@ HOST = "127.0.0.1"
 LOAD_PATIENCE, BETWEEN = 600.0, 0.1  # seconds until it serves; between two questions whether it does
 STOP_PATIENCE = 15.0
 LOG_TAIL = 4000  # characters
+LONGEST_BODY = 16 << 20  # bytes of what a server says of itself
 
 
 def free_port() -> int:
@@ -103,11 +105,17 @@ class ServerProcess:
         return tail_of(self.log)
 
     def get(self, path: str) -> str:
-        """Returns the body of a GET. Raises OSError (urllib's errors are some) where it isn't answered with 200."""
+        """Returns the body of a GET. Raises OSError (urllib's errors are some) where it isn't answered with 200, in
+        UTF-8 and LONGEST_BODY."""
         straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the machine has
         with straight.open(f"http://{HOST}:{self.port}{path}", timeout=20) as answer:
-            text: str = answer.read().decode()
-        return text
+            body: bytes = answer.read(LONGEST_BODY + 1)
+        if len(body) > LONGEST_BODY:
+            raise OSError(errno.EFBIG, f"{path} is answered with more than {LONGEST_BODY} bytes")
+        try:
+            return body.decode()
+        except UnicodeDecodeError as error:
+            raise OSError(errno.EILSEQ, f"{path} is answered with what is no text") from error
 
     def _answers(self) -> bool:
         try:

@@ -35,11 +35,13 @@ from penstock.almanac.record import (
 )
 from penstock.almanac.samples import OK, Samples, from_lists, join, write_parquet
 from penstock.bench.write_record import word
+from penstock.disk import read_plain
 from penstock.errors import RecordError
 
 Kind = Literal["saturation", "single", "open", "closed"]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+LARGEST_RESULT = 4 << 30  # bytes of a file: a token is a number of 20 letters in it
 # Words of its errors (a traceback a failed request) -> our outcome.
 _FAULTS = (
     ("refused", ("ClientConnectorError", "ConnectionRefused", "Cannot connect")),
@@ -98,7 +100,7 @@ class VllmResult(msgspec.Struct):
 def read_vllm(path: Path) -> list[VllmResult]:
     """Returns every result of the file. Raises RecordError, one line that names file and field."""
     try:
-        results = msgspec.json.Decoder(VllmResult).decode_lines(path.read_bytes())
+        results = msgspec.json.Decoder(VllmResult).decode_lines(read_plain(path, LARGEST_RESULT))
         for result in results:
             result.check()
     except OSError as error:

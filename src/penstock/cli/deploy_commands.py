@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,7 +94,8 @@ def modal(
         shutdown_timeout=shutdown_timeout,
     )  # fmt: skip
     write_modal_app(deployment, out)
-    print(f"{out}: modal run {out}::build, modal deploy {out}, modal run {out}::monkeys")
+    build, serve, monkeys = (_word(f"{out}{what}") for what in ("::build", "", "::monkeys"))
+    print(f"{serve}: modal run {build}, modal deploy {serve}, modal run {monkeys}")
     if missing := modal_missing():
         print(f"penstock: {missing}", file=sys.stderr)
 
@@ -197,11 +199,16 @@ def ray(
         stopped_by_sigterm(lambda: deploy_on_ray(file, address))
         return
     write_serve_file(file, out)
-    print(f"{out}: penstock deploy ray {out} --address auto")
+    print(f"{_word(str(out))}: penstock deploy ray {_word(str(out))} --address auto")
 
 
 def _whole_path(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())
+
+
+def _word(text: str) -> str:
+    """A word for a shell, of a command to be copied from the screen; what cannot be shown is an escape."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in shlex.quote(text))
 
 
 def _app_name(model: str) -> str:

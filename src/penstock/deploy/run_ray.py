@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock.deploy.ray_deployment import PATH, SLACK, RayDeployment
 from penstock.deploy.ray_replica import site_of
-from penstock.disk import write_whole
+from penstock.disk import read_plain, write_new
 from penstock.engine.launch import ENGINE
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.ray_cluster import RayCluster, nodes_without, ray_cluster
@@ -27,6 +27,7 @@ from penstock.server.process.port import url_of
 
 LONGEST_STREAM = 86_400  # seconds: HAProxy's restart at each change of replicas cuts what is older, by default at 120
 MOST_CONNECTIONS = 65_536  # by default 4,096
+LARGEST_FILE = 1 << 20  # bytes of a Serve config file
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 _REASON = re.compile(r"penstock\.errors\.\w+: (.+)")
 
@@ -60,9 +61,7 @@ class ServeFile:
 
 def write_serve_file(file: ServeFile, out: Path) -> None:
     """Writes a new file. Raises UsageError where one is there."""
-    if out.exists():
-        raise UsageError(f"{out} is there already: name another --out, or take it away", param="out")
-    write_whole(out, file.text().encode())
+    write_new(out, file.text().encode())
 
 
 def read_serve_file(path: Path) -> ServeFile:
@@ -70,7 +69,7 @@ def read_serve_file(path: Path) -> ServeFile:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text("utf-8"))
+        found = yaml.safe_load(read_plain(path, LARGEST_FILE).decode("utf-8"))
         (application,) = found["applications"]
         http = found.get("http_options", {})
         if application["import_path"] != PATH:
@@ -83,7 +82,7 @@ def read_serve_file(path: Path) -> ServeFile:
         return ServeFile(RayDeployment.of(args), int(http.get("port", 8000)), prefix)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): name a Serve config file") from error
-    except (yaml.YAMLError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
         why = " ".join(str(error).split())[:200]

@@ -5,15 +5,16 @@ It knows the deployment's dataclass and a template. It never imports Modal, asks
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from penstock.deploy.modal_deployment import FOLDER, PORT, ModalDeployment
+from penstock.disk import write_new
 from penstock.errors import UsageError
 
 EXTRAS = "parquet,plot"  # for the hub's problems and the report of `monkeys`
@@ -24,15 +25,7 @@ WIDE = 120  # characters of a line
 
 def write_modal_app(deployment: ModalDeployment, out: Path) -> None:
     """Writes the app to `out`, a new file. Raises UsageError where one is, or where the package cannot be had."""
-    if out.exists():
-        raise UsageError(
-            f"{out} is there, perhaps with changes of yours: name another --out, or take it away", param="out"
-        )
-    text = modal_app(deployment, out)
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written ({error.strerror}): name another --out", param="out") from error
+    write_new(out, modal_app(deployment, out).encode())
 
 
 def modal_app(deployment: ModalDeployment, out: Path) -> str:
@@ -40,13 +33,13 @@ def modal_app(deployment: ModalDeployment, out: Path) -> str:
     checkout, requirement = _package(deployment.package, out.parent)
     loader = Environment(
         loader=PackageLoader("penstock", "deploy"), undefined=StrictUndefined, trim_blocks=True,
-        keep_trailing_newline=True, autoescape=False,  # it writes Python, whose texts _python quotes
+        keep_trailing_newline=True, autoescape=False,  # it writes Python, whose texts _python and _inside quote
     )  # fmt: skip
     tools = ["build-essential", "git"] if "git+" in requirement else ["build-essential"]
     return loader.get_template("modal_app.py.jinja").render(
-        d=deployment, file=out.name, port=PORT, folder=FOLDER, checkout=checkout, in_image=IN_IMAGE,
-        requirement=requirement,
-        apt=", ".join(map(_python, tools)), py=_python, words=_words,
+        d=deployment, command=partial(_command, out.name), port=PORT, folder=FOLDER, checkout=checkout,
+        in_image=IN_IMAGE, requirement=requirement, apt=", ".join(map(_python, tools)), inside=_inside, py=_python,
+        words=_words,
     )  # fmt: skip
 
 
@@ -85,9 +78,22 @@ def _package(package: str, beside: Path) -> tuple[str | None, str]:
     return os.path.relpath(folder.resolve(), beside.resolve()), f"{IN_IMAGE}[{EXTRAS}]"
 
 
-def _python(value: Any) -> str:
+def _python(text: str) -> str:
     """A text as Python has it, in double quotes."""
-    return json.dumps(value)
+    return f'"{_inside(text)}"'
+
+
+def _inside(text: str) -> str:
+    """A text as it stands between double quotes of Python, one or three. What could end them, end the line, or look
+    like something else (a sign that turns the direction of what is read) is an escape: JSON's would be halves for signs
+    beyond 16 bits, which Python doesn't join."""
+    plain = text.replace("\\", "\\\\").replace('"', '\\"')
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in plain)
+
+
+def _command(file: str, verb: str, function: str = "") -> str:
+    """A line for a shell that hands the file to Modal."""
+    return _inside(f"modal {verb} {shlex.quote(file + function)}")
 
 
 def _words(words: list[str]) -> str:

@@ -188,14 +188,15 @@ def _named_failures(device: torch.device) -> Iterator[None]:
     """What may fail while steps are compiled and memory is taken, as one line that says the way out."""
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        elsewhere = ", or run on the CPU by --device cpu" if device.type == "cuda" else ""
-        raise CapacityError(
-            f"there is no memory for the KV cache, or for the largest step, on {device}: "
-            f"set kv_cache_tokens, max_num_seqs or max_num_batched_tokens lower{elsewhere}",
-            param="kv_cache_tokens",
-        ) from error
     except Exception as error:
+        # torch names a GPU's lack of memory by a class of its own, the CPU's by its allocator's name alone.
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            elsewhere = ", or run on the CPU by --device cpu" if device.type == "cuda" else ""
+            raise CapacityError(
+                f"there is no memory for the KV cache, or for the largest step, on {device}: "
+                f"set kv_cache_tokens, max_num_seqs or max_num_batched_tokens lower{elsewhere}",
+                param="kv_cache_tokens",
+            ) from error
         if not type(error).__module__.startswith("triton"):
             raise
         kernels = [f for f in traceback.extract_tb(error.__traceback__) if "/kernels/triton/" in f.filename]

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from penstock.almanac.samples import needs_pyarrow
 from penstock.disk import write_whole
 from penstock.errors import JournalError
+from penstock.journal import journal_of
 
 SUFFIXES = (".parquet", ".gz")
 ROW_GROUP = 4096  # rows
@@ -42,7 +43,18 @@ def finish_output(ledger: Path, out: Path) -> None:
     """Makes OUT of a ledger that has all rows; where they are one, nothing. Raises JournalError, CapacityError."""
     if ledger != out:
         write = _write_parquet if out.name.endswith(".parquet") else _write_gz
-        write_whole(out, lambda file: write(ledger, file))
+        try:
+            write_whole(out, lambda file: write(ledger, file))
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:  # pyarrow's own are ValueErrors and TypeErrors
+            raise JournalError(
+                f"{ledger} holds a row that no run wrote ({error}): name another output, or delete it and "
+                f"{journal_of(ledger).name} to begin anew"
+            ) from error
 
 
 def _write_gz(ledger: Path, file: BinaryIO) -> None:

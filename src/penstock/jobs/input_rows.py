@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.almanac.samples import needs_pyarrow
 from penstock.errors import UsageError
-from penstock.journal import KeySet
+from penstock.key_set import KeySet
 from penstock.request import SamplingParams
 from penstock.server.openai.batch_line import BadRows, check_id, parse_line, read_request
 from penstock.server.openai.forms import ChatForm, CompletionForm, StopWhenForm, convert, reason_of
@@ -32,12 +32,13 @@ from penstock.text.chat import OPTIONS, check_messages, check_options
 
 Id = str | int
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs"}
+LONGEST_ID = 1 << 20  # characters: a journal's line has an end
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 # The form of a row of ours: what SamplingParams and a chat's options make of their values, they say themselves.
 OwnRow = msgspec.defstruct(
     "OwnRow",
     [
-        ("id", Annotated[str, msgspec.Meta(min_length=1)] | int),
+        ("id", Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_ID)] | int),
         ("prompt", str | TokenIds | None, None),
         *((name, Any, None) for name in ("messages", *OPTIONS, *OWN_FIELDS)),
     ],

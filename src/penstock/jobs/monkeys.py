@@ -6,7 +6,6 @@ made: its seed comes from the run's seed and the problem's index alone. It knows
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from penstock.config import Config
 from penstock.demo import problems_file, shots_file
-from penstock.disk import check_writable
+from penstock.disk import check_writable, read_plain
 from penstock.errors import ContextLengthError, JournalError, UsageError
 from penstock.jobs.input_rows import mix
 from penstock.jobs.open_llm import JobEngine, OpenLLM, identity, open_llm
@@ -31,6 +32,13 @@ from penstock.request import SamplingParams
 
 if TYPE_CHECKING:
     from penstock.llm import Finished, Prompt
+
+LARGEST_SUMMARY = 256 << 20  # bytes
+# The fields of a sample that are read again, and what they are.
+FORM: dict[str, Any] = {
+    "problem": int, "sample": int, "text": str, "token_count": int, "prompt_tokens": int, "finish_reason": str,
+    "answer": str | None, "right": bool,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +71,13 @@ class Options:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least {low}, not {value}", param=name)
 
 
+class _Earlier(msgspec.Struct):
+    """What a summary says of how its samples were drawn."""
+
+    speed: dict[str, float | None]
+    engine: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """The problems to ask and the shots to draw from."""
@@ -82,13 +97,13 @@ def run_monkeys(config: Config, options: Options, build_engine: OpenLLM = open_l
     try:
         with Journal(options.out / "samples.jsonl", _fingerprint(config, options, work)) as journal:
             speed, errors, engine = _draw_missing(config, options, work, journal, build_engine)
-            tallies, reasons = count_rows(work.asked, journal.rows(), errors)
+            tallies, reasons = count_rows(work.asked, _rows(journal, work), errors)
             if not any(len(tally.answers) == options.sampling.n for tally in tallies):
                 raise ContextLengthError(f"no problem could be sampled in full: {next(iter(errors.values()))}")
             early = options.stop_when is not None
             totals = add_up(tallies, reasons, options.sampling.n, options.seed, early=early)
             summary = {"settings": _settings(config, options), **totals, "speed": speed, "engine": engine}
-            write_reports(options.out, summary, journal.rows)
+            write_reports(options.out, summary, partial(_rows, journal, work))
     except BaseException:
         if made and not any(options.out.iterdir()):
             options.out.rmdir()
@@ -179,6 +194,16 @@ def _draw_missing(
     return speed, errors, figures
 
 
+def _rows(journal: Journal, work: Work) -> Iterator[dict[str, Any]]:
+    """The samples that are there. Raises JournalError for a row that `_keep` doesn't write."""
+    asked = {problem.index for problem in work.asked}
+    for row in journal.rows():
+        sound = row.keys() >= FORM.keys() and all(isinstance(row[name], kind) for name, kind in FORM.items())
+        if not sound or row["problem"] not in asked:
+            raise journal.foreign(row)
+        yield row
+
+
 def _todo(options: Options, work: Work, journal: Journal) -> dict[int, list[int]]:
     """Problem index -> the samples it lacks; problems that have all are left out."""
     n = options.sampling.n
@@ -193,8 +218,13 @@ def _earlier(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     path = out / "summary.json"
     if not path.is_file():
         return _speed(0.0, None, Counter()), {}
-    summary = json.loads(path.read_text())
-    return summary["speed"], summary["engine"]
+    try:
+        summary = msgspec.json.decode(read_plain(path, LARGEST_SUMMARY), type=_Earlier)
+        if not summary.speed.keys() >= _speed(0.0, None, Counter()).keys():
+            raise msgspec.ValidationError("it lacks a part of speed")
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise JournalError(f"{path} is no summary of a run ({error}): take it away, and it is written anew") from error
+    return summary.speed, summary.engine
 
 
 def _draw(
@@ -209,7 +239,7 @@ def _draw(
     with Progress([problems, samples], lambda: llm.generation_tokens) as progress:
         follow = partial(progress.follow, journal)
         with progress.stoppable(journal, options.out):
-            prompts = _prompts(options, work, todo, _known(options, todo, journal), follow)
+            prompts = _prompts(options, work, todo, _known(options, work, todo, journal), follow)
             for finished in llm.stream(prompts, after_step=follow):
                 index: int = finished.key
                 if finished.output is None or finished.error is not None:
@@ -243,11 +273,11 @@ def _speed(seconds: float, first: float | None, made: Counter[str]) -> dict[str,
     }
 
 
-def _known(options: Options, todo: dict[int, list[int]], journal: Journal) -> dict[int, list[str | None]]:
+def _known(options: Options, work: Work, todo: dict[int, list[int]], journal: Journal) -> dict[int, list[str | None]]:
     """Problem index -> the answers that the journal holds, where they decide whether more is drawn."""
     known: dict[int, list[str | None]] = {index: [] for index in todo}
     if options.stop_when is not None and len(journal):
-        for row in journal.rows():
+        for row in _rows(journal, work):
             if row["problem"] in known:
                 known[row["problem"]].append(row["answer"])
     return known

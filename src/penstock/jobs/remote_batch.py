@@ -146,7 +146,7 @@ def fetch(remote: Remote, batch_id: str, out: Path, *, overwrite: bool = False) 
     counts, written = batch.get("request_counts") or {}, []
     for kind, place in places.items():
         if file_id := files[kind]:
-            write_whole(place, partial(remote.download, str(file_id)))
+            write_whole(place, partial(remote.download, str(file_id)), link=True)
             written.append((place, int(counts.get(kind) or 0)))
         elif overwrite:
             place.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ def error_file_of(out: Path) -> Path:
 
 def _check_free(place: Path, overwrite: bool) -> None:
     """Raises JournalError for a name that is somebody else's."""
-    check_writable(place)
+    check_writable(place, link=True)
     for journal in (journal_of(place), journal_of(place.resolve())):
         if journal.exists():  # a run that is under way would write on into a file without a name
             raise JournalError(f"{place} belongs to the run of {journal.name}: name another OUT")

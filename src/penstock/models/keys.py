@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.disk import read_plain
 from penstock.errors import CheckpointError
 
+LARGEST = 256 << 20  # bytes of a file; the longest there are, indexes of tensors, have 10 MB
 DEEPEST = 32  # levels of a file; a config has three or four, and past 1,000 neither repr() nor == come back
 LONGEST_FAULT = 400  # characters of what is said of a key
 LONGEST_SHOWN = 60  # characters of an unknown key, and of its value
@@ -25,7 +27,7 @@ ANYTHING = object()  # in a table of keys that change nothing: with whatever val
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; CheckpointError if it is not there, not JSON, or not an object."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_plain(path, LARGEST).decode("utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}): give a complete model folder") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors

@@ -17,8 +17,10 @@ from typing import Any
 
 import msgspec
 
+from penstock.disk import read_plain
 from penstock.errors import TokenizerError
 
+LARGEST_FILE = 512 << 20  # bytes of a file; Gemma's tokenizer.json has 33 MB
 MOST_GROWTH = 256  # times as long as a text its normal form may be; served models' are 1 to 3
 
 
@@ -177,7 +179,7 @@ def _growth(normalizer: Any) -> float:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_plain(path, LARGEST_FILE)
     except OSError as error:
         raise TokenizerError(f"cannot read {path}: {error.strerror or error}") from error
 

@@ -22,6 +22,7 @@ from penstock.models.keys import read_json
 from penstock.weights.checkpoint import Entry, read_header, read_tensors, shown
 
 ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
+LARGEST = torch.finfo(torch.float32).max
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MERGED = "merge it by peft (merge_and_unload, then save_pretrained), and give that folder as the model"
 # Keys that are read here, or say nothing of what the numbers mean. Any other must say that it asks for nothing.
@@ -88,12 +89,18 @@ class Adapter:
 
     def merged(self, name: str, tensor: Tensor) -> Tensor:
         """Returns a checkpoint's tensor with what the adapter adds to it, in float32; one that it leaves alone, as it
-        is."""
+        is. Raises CheckpointError for a sum that the tensor's own dtype cannot hold."""
         pair = self.pairs.get(name)
         if pair is None:
             return tensor
         a, b, scale = pair
-        return torch.addmm(tensor.float(), b.to(tensor.device), a.to(tensor.device), alpha=scale)
+        made = torch.addmm(tensor.float(), b.to(tensor.device), a.to(tensor.device), alpha=scale)
+        if not made.numel() or bool(made.abs().amax() <= torch.finfo(tensor.dtype).max):  # NaN is not
+            return made
+        raise CheckpointError(
+            f"the adapter {self.folder} makes numbers of {shown(name)} that {str(tensor.dtype).removeprefix('torch.')} "
+            f"does not hold (its lora_alpha over r comes to {scale:g}): save the adapter again"
+        )
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -110,8 +117,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         key = min(asking)
         raise CheckpointError(f"{path}: {key} ({str(asking[key])[:80]}) is not served: {_MERGED}")
     rank, alpha = told.get("r"), told.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
-        raise CheckpointError(f"{path}: r must be a whole number above 0, and lora_alpha a number")
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) <= LARGEST
+    if type(rank) is not int or rank < 1 or not number:
+        raise CheckpointError(
+            f"{path}: r must be a whole number above 0, and lora_alpha a number that float32 holds: save it again"
+        )
     return told
 
 
@@ -122,6 +132,10 @@ def _pair(folder: Path, name: str, half: dict[str, Tensor], told: dict[str, Any]
         )
     a, b = half["A"], half["B"]
     rank = a.shape[0]
+    if not rank:
+        raise CheckpointError(
+            f"{folder / ADAPTER_FILE}: lora_A and lora_B of {shown(name)} are of rank 0, which is none: save it again"
+        )
     if b.shape[1] != rank or (rank != told["r"] and not told.get("rank_pattern")):
         raise CheckpointError(
             f"{folder / ADAPTER_FILE}: lora_A and lora_B of {shown(name)} are of rank {rank} and {b.shape[1]}, and "

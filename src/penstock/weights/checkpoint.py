@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from penstock.disk import open_plain
 from penstock.errors import CheckpointError
 from penstock.models.keys import read_json
 from penstock.models.text_part import TextOfWhole
@@ -160,8 +162,8 @@ def _why_no_weights(folder: Path) -> str:
 def read_header(shard: Path) -> list[Entry]:
     """The entries of one shard, each checked against the file's size."""
     try:
-        size = shard.stat().st_size
-        with shard.open("rb") as file:
+        with open_plain(shard) as file:
+            size = os.fstat(file.fileno()).st_size
             opening = file.read(8)
             length = int.from_bytes(opening, "little")
             if opening.startswith(b"version "):

@@ -17,7 +17,7 @@ from fuzz_bounds import in_memory
 from fuzz_inputs import SCALE
 
 from penstock.errors import JournalError, UsageError
-from penstock.journal import KeySet
+from penstock.key_set import KeySet
 from penstock.server.batch.database import BatchDatabase, BatchRow, FileRow
 from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.output_files import BatchOutput, LineOutcome, answered, unrun

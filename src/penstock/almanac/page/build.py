@@ -16,7 +16,7 @@ from typing import Any
 from penstock.almanac.page import compact
 from penstock.almanac.page.compact import GroupKey, PageEntry
 from penstock.almanac.page.downloads import NAMES, Downloads
-from penstock.almanac.parse_record import LARGEST, record_of
+from penstock.almanac.parse_record import read_bytes, record_of
 from penstock.almanac.record import Record
 from penstock.errors import RecordError, UsageError
 
@@ -111,9 +111,9 @@ def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Rec
 def _one(path: Path) -> tuple[Record, str]:
     """Returns a file's record and its text. What is in the almanac was validated when it came in; here its form is
     checked again (`record_of`: hostile texts and keys that stand twice too), not its sense."""
-    if path.is_symlink() or path.stat().st_size > LARGEST:
-        raise RecordError(f"{path.name}: is no plain file of at most {LARGEST} bytes")
-    content = path.read_bytes()
+    if path.is_symlink():
+        raise RecordError(f"{path.name}: is a link: put the record itself there")
+    content = read_bytes(path)
     return record_of(content, path.name), content.decode("utf-8")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.journal import KeySet
+from penstock.key_set import KeySet
 from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.file_store import close_behind, open_content
 from penstock.server.openai.batch_line import BatchLine, LineError, LineNumbers, check_id, parse_line, read_request

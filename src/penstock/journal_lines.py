@@ -1,0 +1,89 @@
+"""The lines of a journal: a checksum, then a header with what makes its run that run, or a row's length, checksum and
+key. What is read may be anybody's: each is bounded, and what is none of ours is told from what a kill tore.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from penstock.errors import JournalError
+from penstock.key_set import Key, text_of
+
+VERSION = 1
+READ_BYTES = 1 << 20
+LONGEST_LINE = 16 << 20  # bytes
+SHORTEST_ROW = 2  # bytes of JSON
+WORD = b" penstock-journal "  # that a header has behind its checksum
+
+
+def header_of(run: Mapping[str, Any]) -> bytes:
+    """Returns the first line of a run's journal. run: its fingerprint."""
+    return seal(WORD.decode()[1:] + json.dumps({"version": VERSION, "run": run}))
+
+
+def line_of(data: bytes, key: Key) -> bytes:
+    """Returns a row's line. Raises JournalError for a key that is too long for one."""
+    line = seal(f"{len(data)} {zlib.crc32(data):08x} {text_of(key)}")
+    if len(line) > LONGEST_LINE:
+        raise JournalError(f"a key of {len(line):,} bytes is longer than a journal's line: name rows shorter")
+    return line
+
+
+def begins_a_header(left: bytes) -> bool:
+    """Returns whether it may be what a power cut left of a header: a part of one, zeros in its place. Anything else is
+    somebody's file."""
+    left = left.rstrip(b"\0")
+    ours = not left[:8].strip(b"0123456789abcdef") and left[8:].startswith(WORD[: max(0, len(left) - 8)])
+    return ours and b"\n" not in left
+
+
+def seal(text: str) -> bytes:
+    body = text.encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yields lines whose checksum holds, up to the first that a kill tore. Raises JournalError for one that is longer
+    than any of ours: a group's zeros, which a power cut may leave, are fewer."""
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise unread(path)
+        if len(line) < 11 or line[-1:] != b"\n" or line[:9] != b"%08x " % zlib.crc32(line[9:-1]):
+            return
+        yield line
+
+
+def unread(path: Path) -> JournalError:
+    """Returns the error for a file that begins or goes on as no journal does."""
+    return JournalError(f"{path} is no journal that this version reads: name another output")
+
+
+def run_of(header: bytes) -> dict[str, Any] | None:
+    """Returns what a header tells of its run; None for a line that is none of this version."""
+    try:
+        there = json.loads(header[8 + len(WORD) :]) if header[8:].startswith(WORD) else None
+    except (ValueError, RecursionError):
+        return None
+    run = there.get("run") if isinstance(there, dict) and there.get("version") == VERSION else None
+    return run if isinstance(run, dict) else None
+
+
+def row_told(line: bytes) -> tuple[int, int, Key]:
+    """Returns a row's length in bytes, its checksum and its key. Raises ValueError, RecursionError for another line."""
+    length, checksum, key = line[9:-1].split(b" ", 2)
+    told = int(length), int(checksum, 16), json.loads(key)
+    if told[0] < SHORTEST_ROW or type(told[2]) not in (str, int, list):
+        raise ValueError("no line of ours")
+    return told
+
+
+def holds(data: BinaryIO, length: int, checksum: int) -> bool:
+    """Returns whether the next `length` bytes are what the checksum is of. However many it says, few are in memory."""
+    found, left = 0, length
+    while left and (piece := data.read(min(left, READ_BYTES))):
+        found, left = zlib.crc32(piece, found), left - len(piece)
+    return not left and found == checksum

@@ -132,7 +132,13 @@ def test_a_generated_file_is_written_over_nothing_and_through_no_link(link: bool
     assert not elsewhere.exists() and out.is_symlink() == link
 
 
-@pytest.mark.parametrize("content", [None, b"\xff", b"a: *b", b"[" * 100_000], ids=["fifo", "bytes", "alias", "deep"])
+MANY = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}' if n else '1'] * 10)}]\n" for n in range(9))
+ALIASES = f"{MANY}applications: [{{import_path: 'penstock.deploy.ray:build_app', args: {{model: *x8}}}}]".encode()
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"\xff", b"a: *b", b"[" * 100_000, ALIASES], ids=["fifo", "bytes", "alias", "deep", "aliases"]
+)
 def test_a_serve_file_that_is_none_is_a_line(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "app.yaml"
     os.mkfifo(path) if content is None else path.write_bytes(content)

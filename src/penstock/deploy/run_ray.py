@@ -28,6 +28,7 @@ from penstock.server.process.port import url_of
 LONGEST_STREAM = 86_400  # seconds: HAProxy's restart at each change of replicas cuts what is older, by default at 120
 MOST_CONNECTIONS = 65_536  # by default 4,096
 LARGEST_FILE = 1 << 20  # bytes of a Serve config file
+MOST_PARTS = 10_000  # values of one
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 _REASON = re.compile(r"penstock\.errors\.\w+: (.+)")
 
@@ -70,6 +71,8 @@ def read_serve_file(path: Path) -> ServeFile:
 
     try:
         found = yaml.safe_load(read_plain(path, LARGEST_FILE).decode("utf-8"))
+        if _parts(found) > MOST_PARTS:
+            raise ValueError(f"it has more than {MOST_PARTS} parts, aliases followed")
         (application,) = found["applications"]
         http = found.get("http_options", {})
         if application["import_path"] != PATH:
@@ -89,6 +92,17 @@ def read_serve_file(path: Path) -> ServeFile:
         raise UsageError(
             f"{path} is no Serve config file of one application ({why}): `penstock deploy ray --out FILE` writes one"
         ) from error
+
+
+def _parts(value: object) -> int:
+    """Returns how many parts a value of YAML has, counted as often as it is named and to just above MOST_PARTS: nine
+    lines of aliases may name a thousand million."""
+    open_parts, count = [value], 0
+    while open_parts and count <= MOST_PARTS:
+        part, count = open_parts.pop(), count + 1
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        open_parts += inner
+    return count
 
 
 def serve_environment() -> dict[str, str]:

@@ -5,12 +5,13 @@
 
 The library counts its own work, but not all of it: `multipleOf` 999983 took it 12 s and 400 MB, and no count said so.
 What passes here takes no longer anywhere else. Forms that are compiled soon come first, however many others wait, and
-of both kinds one runs at a time. The process is forked from the one that read the vocabulary, has one thread, and keeps
-nothing of a form. It knows grammars; no samples.
+of both kinds one runs at a time. The process is forked from the one that read the vocabulary, and has one thread, so
+that it can fork. It knows grammars; no samples.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import select
@@ -25,11 +26,12 @@ from penstock.errors import PenstockError
 from penstock.request import StructuredOutputsParams
 from penstock.text.frames import Frames
 from penstock.text.grammar import CompiledGrammar, GrammarCompiler, grammar_text
-from penstock.text.sandbox_process import PIECE, ProcessMemory, bound, frame
+from penstock.text.sandbox_process import ProcessMemory, bound, frame
 
-QUICK = 0.05  # seconds of processor time; most forms take a tenth of it
+QUICK = 0.02  # seconds of processor time; most forms take a fifth of it
 SLOW = 1.0  # the same of a form that may take longer, and comes behind others
 MEMORY = 192 * 2**20  # bytes of addresses that compiling may take
+GROWN = 32 * 2**20  # bytes by which a fork for quick forms grows until another takes its place
 KINDER = 10  # by which a slow one leaves the processor to others
 TOO_LONG = (
     f"structured_outputs cannot be served: they take more than {SLOW:g} s of processor time, or {MEMORY >> 20} MB, to "
@@ -62,43 +64,60 @@ def compiled(compiler: GrammarCompiler | PenstockError, asked: StructuredOutputs
 
 
 class _Trial:
-    """A fork that compiles one form."""
+    """A fork that compiles forms: of the quick ones many, of the slow ones one, so that it tells what that takes.
+    word: the form that it is at."""
 
-    def __init__(self, word: Compile, compiler: GrammarCompiler | PenstockError, channel: socket.socket) -> None:
-        self.word = word
-        self.pipe, theirs = os.pipe()
+    def __init__(self, compiler: GrammarCompiler | PenstockError, others: list[socket.socket]) -> None:
+        """others: sockets of the parent's alone."""
+        self.word: Compile | None = None
+        self.grown = 0  # bytes, by what it has compiled
+        self.channel, theirs = socket.socketpair()
         self.process = os.fork()
         if not self.process:
             try:
-                channel.close()
-                os.close(self.pipe)
-                os.write(theirs, msgspec.msgpack.encode(_tried(word, compiler)))
+                for each in (self.channel, *others):
+                    each.close()
+                _compile_forms(theirs, compiler)
             finally:
                 os._exit(0)  # no way back into the parent's loop
-        os.close(theirs)
+        theirs.close()
+        self.frames = Frames(self.channel)
 
-    def ended(self) -> Compiled | None:
-        """Waits for its end. Returns what it said; None where it was ended at its time or memory."""
-        said = os.read(self.pipe, PIECE)
-        os.close(self.pipe)
-        os.waitpid(self.process, 0)
-        return msgspec.msgpack.decode(said, type=Compiled) if said else None
+    def begin(self, word: Compile) -> None:
+        self.word = word
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who reads finds the socket's end
+            self.channel.sendall(frame(word))
 
     def end(self) -> None:
+        self.channel.close()
         os.kill(self.process, signal.SIGKILL)
         os.waitpid(self.process, 0)
 
 
-def _tried(word: Compile, compiler: GrammarCompiler | PenstockError) -> Compiled:
-    """In the fork. The kernel ends it at its time; the library, by SIGABRT, where it gets no memory."""
-    signal.setitimer(signal.ITIMER_PROF, SLOW if word.slow else QUICK)
-    os.nice(KINDER if word.slow else 0)
-    addresses, before = ProcessMemory().read()
+def _compile_forms(channel: socket.socket, compiler: GrammarCompiler | PenstockError) -> None:
+    """In the fork. The kernel ends it at a form's time; the library, by SIGABRT, where it gets no memory."""
+    memory, frames, decoder = ProcessMemory(), Frames(channel), msgspec.msgpack.Decoder(Compile)
+    addresses, _ = memory.read()
     if addresses:
         bound(resource.RLIMIT_AS, addresses + MEMORY)
+    with contextlib.suppress(EOFError):  # the parent wants no more
+        while True:
+            while not (found := frames.read()):
+                pass  # a long one comes in pieces
+            word = decoder.decode(found[0])
+            if word.slow:
+                os.nice(KINDER)
+            signal.setitimer(signal.ITIMER_PROF, SLOW if word.slow else QUICK)
+            said = _tried(word, compiler, memory)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            channel.sendall(frame(said))
+
+
+def _tried(word: Compile, compiler: GrammarCompiler | PenstockError, memory: ProcessMemory) -> Compiled:
+    _, before = memory.read()
     try:
         kept = compiled(compiler, word.asked)
-        taken = max(0, ProcessMemory().read()[1] - before)
+        taken = max(0, memory.read()[1] - before)
         del kept
     except PenstockError as error:
         return Compiled(word.grammar, str(error))
@@ -112,6 +131,7 @@ class FormTrials:
         self._channel, self._compiler = channel, compiler
         self._waiting: dict[bool, deque[Compile]] = {False: deque(), True: deque()}  # by whether they are slow
         self._trials: dict[bool, _Trial] = {}
+        self._decoder = msgspec.msgpack.Decoder(Compiled)
 
     def serve(self) -> NoReturn:
         """Works until the engine has gone, which raises EOFError or OSError."""
@@ -120,25 +140,42 @@ class FormTrials:
             while True:
                 self._begin()
                 poll = select.poll()
-                for descriptor in (self._channel.fileno(), *(trial.pipe for trial in self._trials.values())):
-                    poll.register(descriptor, select.POLLIN)
+                for channel in (self._channel, *(trial.channel for trial in self._trials.values())):
+                    poll.register(channel, select.POLLIN)
                 ready = {descriptor for descriptor, _ in poll.poll()}
                 if self._channel.fileno() in ready:
                     self._waiting[False].extend(map(decoder.decode, frames.read()))
-                for slow in [slow for slow, trial in self._trials.items() if trial.pipe in ready]:
-                    self._take(self._trials.pop(slow))
+                for slow, trial in list(self._trials.items()):
+                    if trial.channel.fileno() in ready:
+                        self._take(slow, trial)
         finally:
             for trial in self._trials.values():
                 trial.end()
 
     def _begin(self) -> None:
         for slow, waiting in self._waiting.items():
-            if waiting and slow not in self._trials:
-                self._trials[slow] = _Trial(waiting.popleft(), self._compiler, self._channel)
+            if not waiting:
+                continue
+            if slow not in self._trials:
+                others = [self._channel, *(trial.channel for trial in self._trials.values())]
+                self._trials[slow] = _Trial(self._compiler, others)
+            if self._trials[slow].word is None:
+                self._trials[slow].begin(waiting.popleft())
 
-    def _take(self, trial: _Trial) -> None:
-        word, said = trial.word, trial.ended()
-        if said is None and not word.slow:
-            self._waiting[True].append(Compile(word.grammar, word.asked, slow=True))
+    def _take(self, slow: bool, trial: _Trial) -> None:
+        """Takes in what a trial says, or its end."""
+        try:
+            found = [self._decoder.decode(data) for data in trial.frames.read()]
+        except (EOFError, ConnectionResetError):
+            if (word := trial.word) is not None and not slow:
+                self._waiting[True].append(Compile(word.grammar, word.asked, slow=True))
+            elif word is not None:
+                self._channel.sendall(frame(Compiled(word.grammar, TOO_LONG)))
+            self._trials.pop(slow).end()
             return
-        self._channel.sendall(frame(Compiled(word.grammar, TOO_LONG) if said is None else said))
+        for said in found:
+            self._channel.sendall(frame(said))
+            trial.word = None
+            trial.grown += said.bytes
+        if trial.word is None and (slow or trial.grown > GROWN):
+            self._trials.pop(slow).end()

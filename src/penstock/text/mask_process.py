@@ -104,14 +104,14 @@ class NoMatcher:
 
 
 @dataclass(slots=True, eq=False)
-class Sample:
+class HeldSample:
     """One sample's state. grammar: its number."""
 
     grammar: int
     matcher: GrammarMatcher | NoMatcher
 
 
-class Made(NamedTuple):
+class MadeMask(NamedTuple):
     """A mask was made, in so many seconds of processor time. certain: what comes before it."""
 
     certain: list[int]
@@ -129,7 +129,7 @@ class MaskDesk:
         self._compiler, self._board, self._first = compiler, board, mine.start
         self._asked, self._made = (each[mine.start : mine.stop] for each in (board.asked, board.made))
         self._grammars: dict[int, CompiledGrammar | None] = {}  # None: it could not be compiled here
-        self._samples: dict[int, Sample] = {}  # by place
+        self._samples: dict[int, HeldSample] = {}  # by place
         self._slow: set[int] = set()  # places whose last mask took long: the next will too
         self._others = 0  # masks since one of these
         self._lanes = {slow: ThreadPoolExecutor(1) for slow in (False, True)}  # by whether they take long
@@ -138,7 +138,7 @@ class MaskDesk:
         self._long: set[int] = set()  # grammars of which a mask, or to compile them, took long
         self._waiting: dict[int, Begin] = {}  # samples, by place, until their grammar and their place are free
         # Masks that threads make, by place: whose, which number, and what comes of it. The sample may be over by then.
-        self._working: dict[int, tuple[Sample, int, Future[Made]]] = {}
+        self._working: dict[int, tuple[HeldSample, int, Future[MadeMask]]] = {}
 
     @property
     def busy(self) -> bool:
@@ -185,7 +185,7 @@ class MaskDesk:
                 row, grammar = self._board.words[place], self._grammars[word.grammar]
                 how = (word.min_tokens, word.stop_ids)
                 made = NoMatcher(row) if grammar is None else grammar.matcher(*how, forces=word.forces, out=row)
-                self._samples[place] = Sample(word.grammar, made)
+                self._samples[place] = HeldSample(word.grammar, made)
 
     def _end(self, place: int) -> None:
         self._slow.discard(place)
@@ -235,12 +235,12 @@ class MaskDesk:
             self._slow.discard(place)
         return slow
 
-    def _put(self, place: int, sample: Sample, ticket: int, made: Made) -> None:
+    def _put(self, place: int, sample: HeldSample, ticket: int, made: MadeMask) -> None:
         if made.seconds > LONG:
             self._long.add(sample.grammar)
         if made.seconds > MOST:
             sample.matcher = NoMatcher(self._board.words[place])
-            made = Made([], sample.matcher.mask(), made.seconds)
+            made = MadeMask([], sample.matcher.mask(), made.seconds)
         self._board.put(place, ticket, made.certain, made.words)
 
     def _compiled(self, word: Compile) -> CompiledGrammar | PenstockError:
@@ -250,14 +250,14 @@ class MaskDesk:
             return error
 
 
-def _make(matcher: GrammarMatcher | NoMatcher, token: int) -> Made:
+def _make(matcher: GrammarMatcher | NoMatcher, token: int) -> MadeMask:
     begun = time.thread_time()
     if token != AS_IT_STANDS:
         matcher.accept(token)
     certain = matcher.forced()[:FORCED]
     for each in certain:
         matcher.accept(each)
-    return Made(certain, matcher.mask(), time.thread_time() - begun)
+    return MadeMask(certain, matcher.mask(), time.thread_time() - begun)
 
 
 def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:

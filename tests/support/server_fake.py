@@ -24,6 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from penstock.engine.async_client import ReplicaState
 from penstock.engine.control import SLEEP, WAKE_UP, Control
 from penstock.engine.engine import TAGS
+from penstock.engine.group_stop import GroupStop
 from penstock.errors import CheckpointError, ContextLengthError, EngineError
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.server.batch.manager import BatchManager
@@ -208,6 +209,7 @@ class FakeEngine:
         tenant: int = 0,
         salt: int = 0,
         answers: bool = False,
+        group_stop: GroupStop | None = None,
     ) -> FakeStream:
         assert all(type(token) is int and 0 <= token < self.facts.vocab_size for token in prompt_ids) and prompt_ids
         if not self.alive:

@@ -257,7 +257,7 @@ class Client:
             if finish == STOP and stop_id >= 0:
                 delta.stop_reason = stop_id
             if finish == ABORT and asked.group_stop is not None and asked.group_stop.over:
-                delta.stop_reason = STOP_WHEN
+                _say_why(delta, asked.group_stop)
             if finish == ERROR:
                 delta.error, delta.error_param = _no_token(asked.params)
         if delta.finish_reason is None:
@@ -330,6 +330,14 @@ def check_choice(params: SamplingParams, words: Sequence[Sequence[int]], ends: S
     if not left:
         rule = f"allowed_token_ids and {' and '.join(barring)} leave no token to draw: allow others, or bar fewer"
         raise UsageError(rule, param="allowed_token_ids", rule=rule)
+
+
+def _say_why(delta: Delta, group_stop: GroupStop) -> None:
+    """Of a sample that a group's end has ended."""
+    if group_stop.fault is None:
+        delta.stop_reason = STOP_WHEN
+    else:
+        delta.finish_reason, delta.error, delta.error_param = "error", str(group_stop.fault), STOP_WHEN
 
 
 def _no_token(params: SamplingParams) -> tuple[str, str | None]:

@@ -1,7 +1,8 @@
 """MaskPool: forms of structured outputs, compiled once and kept, and the masks of the samples that are held to them,
 made by processes beside the engine.
 
-    a form    --Compile--> a process, the next in turn --Compiled--> known, or refused
+    a form    --Compile--> the process of trials --Compiled--> refused
+                                                 --Compile--> a process, the next in turn --Compiled--> known
     a sample  --Begin--> the process with the fewest, whose masks then go over the board (mask_board.py)
 
 Making a mask takes up to milliseconds, of which a third holds the interpreter's lock, and samples of one form hold each
@@ -34,11 +35,13 @@ from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.mask_board import MaskBoard
 from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.schedule.step import Int32
-from penstock.text.mask_process import Begin, Compile, Compiled, End, Frames, Look, MaskStart
+from penstock.text.form_trials import Compile, Compiled
+from penstock.text.frames import Frames
+from penstock.text.mask_process import Begin, End, Look, MaskStart
 from penstock.text.sandbox_process import frame
 
 KEPT = 512  # forms
-KEPT_BYTES = 16 * 2**20  # of their texts together; compiled they take a few times as much
+KEPT_BYTES = 128 * 2**20  # of their texts together, and what they take compiled
 PLACES = 4096  # samples that have a state: rows with one, and those that were preempted
 PROCESSES = max(1, min(14, (os.cpu_count() or 1) - 2))
 DEADLY = "structured_outputs cannot be served: the processes that compiled it ended"
@@ -48,13 +51,16 @@ _ALONE = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}  # it 
 
 @dataclass(slots=True, eq=False)
 class Form:
-    """A form, whatever it came to. known: whether it was compiled or refused. deaths: of processes that were compiling
-    it."""
+    """A form, whatever it came to. known: whether it was compiled or refused. slow: whether to compile it took long.
+    bytes: that it takes. dropped: it is kept no more. deaths: of processes that were compiling it."""
 
     number: int
     asked: StructuredOutputsParams
     known: bool = False
     refusal: str | None = None
+    slow: bool = False
+    bytes: int = 0
+    dropped: bool = False
     deaths: int = 0
 
 
@@ -100,6 +106,7 @@ class MaskPool:
         self._bytes = self._turn = 0
         self._numbers = itertools.count(1)  # of forms
         self.processes: list[_Process] = []
+        self._trials: _Process | None = None  # which compiles each form first, where that can be ended
         self._children: list[subprocess.Popen[bytes]] = []
         self._memory, self._opened = -1, opened
         self._board: MaskBoard | None = None
@@ -118,11 +125,11 @@ class MaskPool:
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = Form(next(self._numbers), asked)
-            self._bytes += len(key)
-            self._compile(form)
+            form.bytes = len(key)
+            self._bytes += form.bytes
+            self._compile(form, self._try)
         self._forms.move_to_end(key)
-        while len(self._forms) > KEPT or (self._bytes > KEPT_BYTES and len(self._forms) > 1):
-            self._drop()
+        self._keep_few()
         return form
 
     def compiled(self, asked: StructuredOutputsParams) -> Form:
@@ -146,12 +153,12 @@ class MaskPool:
         ends = tuple(sampling.stop_token_ids or ())
         return lambda sample: pool.sample(form, sampling.min_tokens, ends, forces=not barred)
 
-    def _compile(self, form: Form) -> None:
+    def _compile(self, form: Form, pick: Callable[[], _Process]) -> None:
+        """pick: the process."""
         try:
             if not self.processes:
                 self._start()
-            process = self.processes[self._turn % self._count]
-            self._turn += 1
+            process = pick()
             self._hand(form, process)
         except CapacityError as error:
             form.known, form.refusal = True, str(error)
@@ -159,16 +166,29 @@ class MaskPool:
         process.compiling.add(form.number)
         self._by_number[form.number] = form
 
+    def _try(self) -> _Process:
+        assert self._trials is not None, "it starts with the others"
+        return self._trials
+
+    def _next(self) -> _Process:
+        self._turn += 1
+        return self.processes[(self._turn - 1) % self._count]
+
     def _hand(self, form: Form, process: _Process) -> None:
         if process.died:
             process.connect(*self._spawn(self._about(process.index), 1))
         process.forms.add(form.number)
-        process.send(Compile(form.number, form.asked))
+        process.send(Compile(form.number, form.asked, form.slow))
+
+    def _keep_few(self) -> None:
+        while len(self._forms) > KEPT or (self._bytes > KEPT_BYTES and len(self._forms) > 1):
+            self._drop()
 
     def _drop(self) -> None:
         """Lets go of the form that was asked for longest ago; samples that have begun keep what they need."""
-        key, form = self._forms.popitem(last=False)
-        self._bytes -= len(key)
+        _, form = self._forms.popitem(last=False)
+        self._bytes -= form.bytes
+        form.dropped = True
         for process in self.processes:
             if form.number in process.forms:
                 process.forms.discard(form.number)
@@ -250,7 +270,8 @@ class MaskPool:
         if not heard and seconds:
             time.sleep(seconds)
         while heard:
-            by_descriptor = {process.channel.fileno(): process for process in self.processes}
+            every = self.processes if self._trials is None else [*self.processes, self._trials]
+            by_descriptor = {process.channel.fileno(): process for process in every}
             for descriptor, _ in heard:
                 process = by_descriptor[descriptor]
                 try:
@@ -263,8 +284,19 @@ class MaskPool:
     def _take(self, process: _Process, word: Compiled) -> None:
         process.compiling.discard(word.grammar)
         form = self._by_number.pop(word.grammar, None)
-        if form is not None:
+        if form is None:
+            return
+        if process is self._trials and word.refusal is None:
+            form.slow = word.slow
+            if not form.dropped:
+                form.bytes += word.bytes
+                self._bytes += word.bytes
+                self._keep_few()
+            self._compile(form, self._next)
+        else:
             form.known, form.refusal = True, word.refusal
+        if process is self._trials:
+            process.forms.discard(form.number)
 
     def _start(self) -> None:
         if self._memory < 0:
@@ -273,8 +305,9 @@ class MaskPool:
             self._board = MaskBoard.over(np.frombuffer(mmap.mmap(self._memory, 0), np.int32), self.places, self._words)
             self._opened(self._board.words)
         start = self._about(0)
-        for index, channel in enumerate(self._spawn(start, self._count)):
-            self.processes.append(_Process(index, channel, start.mine(index)))
+        *channels, trials = self._spawn(start, self._count + 1)
+        self.processes = [_Process(index, channel, start.mine(index)) for index, channel in enumerate(channels)]
+        self._trials = _Process(self._count, trials, range(0))
 
     def _about(self, first: int) -> MaskStart:
         folder, vocab_size, ends = self._made_of
@@ -319,17 +352,17 @@ class MaskPool:
         for form in forms:
             form.deaths += 1
             if form.deaths == 1:
-                self._compile(form)
+                self._compile(form, self._try)
             else:
                 form.known, form.refusal = True, DEADLY
 
     def close(self) -> None:
         """Ends the processes. Idempotent."""
-        for process in self.processes:
+        for process in [*self.processes, *filter(None, [self._trials])]:
             process.channel.close()
         for child in self._children:
             child.wait()
-        self.processes, self._children = [], []
+        self.processes, self._trials, self._children = [], None, []
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1

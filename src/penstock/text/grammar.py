@@ -232,7 +232,7 @@ def _limits() -> LLParserLimits:
         initial_lexer_fuel=500_000,
         step_lexer_fuel=100_000,
         max_lexer_states=50_000,
-        max_grammar_size=200_000,
+        max_grammar_size=25_000,
         verbose_errors=False,
     )
 

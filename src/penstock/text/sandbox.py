@@ -48,14 +48,15 @@ _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}  # no 
 class Sandbox:
     """One process. Made by `open`, in which it is started, or, on an event loop, by SandboxPool."""
 
-    def __init__(self, tokenizer: Tokenizer, limit: int, bounds: Bounds = USUAL, hold: float = HOLD) -> None:
-        """Starts the process; it loads from now on, and says when it is ready. `limit`: the context, in tokens.
-        Raises CapacityError."""
+    def __init__(self, tokenizer: Tokenizer | None, limit: int, bounds: Bounds = USUAL, hold: float = HOLD) -> None:
+        """Starts the process; it loads from now on, and says when it is ready. tokenizer: None where jobs are
+        PatternJobs alone. `limit`: the context, in tokens. Raises CapacityError."""
         self._channel, theirs = socket.socketpair()
         self._hold, self._poll = hold, select.poll()
         self._poll.register(self._channel, select.POLLIN)
         self._late, self._since = SHORT, 0  # bytes of a job whose answer was late; jobs since then
-        self._start = SandboxStart(str(tokenizer.folder), tokenizer.vocab_size, limit, bounds)
+        folder, vocab_size = ("", 0) if tokenizer is None else (str(tokenizer.folder), tokenizer.vocab_size)
+        self._start = SandboxStart(folder, vocab_size, limit, bounds)
         self.chat_fault: PenstockError | None = None  # why no chat can be rendered
         self.usable = True
         command = (sys.executable, "-m", "penstock.text.sandbox_process", str(theirs.fileno()))
@@ -201,7 +202,9 @@ class Sandbox:
 class SandboxPool:
     """Sandboxes for an event loop: one is started by `begin`, or by the first job, others when all are busy."""
 
-    def __init__(self, tokenizer: Tokenizer, limit: int, most: int, bounds: Bounds = USUAL, hold: float = HOLD) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, limit: int, most: int, bounds: Bounds = USUAL, hold: float = HOLD
+    ) -> None:
         self._made_of, self._most = (tokenizer, limit, bounds, hold), most
         self._idle: asyncio.LifoQueue[Sandbox | PenstockError] = asyncio.LifoQueue()
         self._waiting = 0  # jobs

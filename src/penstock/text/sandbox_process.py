@@ -16,12 +16,15 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.errors import ContextLengthError, PenstockError, TokenizerError, UsageError
 from penstock.request import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
 
 BYTES_A_TOKEN = 2048  # of a text that is tokenised: 400 were seen, and parts of it have six tokens' characters each
 CHARACTERS_A_SECOND = 250_000  # that are tokenised; 600,000 to 2,500,000 were seen
@@ -41,7 +44,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxStart(msgspec.Struct):
-    """The first frame: what to load, and for a context of how many tokens."""
+    """The first frame: what to load, and for a context of how many tokens. folder: the tokenizer's; where it is empty
+    there is none, and jobs are PatternJobs alone."""
 
     folder: str
     vocab_size: int
@@ -82,7 +86,16 @@ class GrammarJob(msgspec.Struct, tag="grammar"):
     asked: StructuredOutputsParams
 
 
-Job = TextJob | TokensJob | ChatJob | GrammarJob
+class PatternJob(msgspec.Struct, tag="pattern"):
+    """A regex to compile, and to search for in a text where there is one. seconds: of processor time that the search
+    may take. Its reply has the answer, and the seconds that it took."""
+
+    pattern: str
+    text: str | None = None
+    seconds: float = 0.0
+
+
+Job = TextJob | TokensJob | ChatJob | GrammarJob | PatternJob
 
 
 class Failure(msgspec.Struct):
@@ -97,11 +110,14 @@ class Failure(msgspec.Struct):
 class Reply(msgspec.Struct):
     """What a job came to; to SandboxStart, an empty one, whose failure says why no chat can be rendered.
 
-    ids: of each text in turn.   text: of a chat, as rendered.   last: the process ends behind it.
+    ids: of each text in turn.   text: of a chat, as rendered.   answer, seconds: of a PatternJob.   last: the process
+    ends behind it.
     """
 
     ids: list[list[int]] = []
     text: str = ""
+    answer: str | None = None
+    seconds: float = 0.0
     failure: Failure | None = None
     last: bool = False
 
@@ -193,18 +209,27 @@ class _Desk:
     """The tokenizer, and what a job may take."""
 
     def __init__(self, start: SandboxStart) -> None:
-        from penstock.text.tokenizer import Tokenizer
-
         self.limit, self.bounds = start.limit, start.bounds
-        self.tokenizer = Tokenizer.load(Path(start.folder), vocab_size=start.vocab_size)
+        self._tokenizer: Tokenizer | None = None
+        if start.folder:
+            from penstock.text.tokenizer import Tokenizer
+
+            self._tokenizer = Tokenizer.load(Path(start.folder), vocab_size=start.vocab_size)
         self._memory = ProcessMemory()
         addresses, self._resident = self._memory.read()
         self._seconds = 0  # of processor time, that are allowed
         if addresses:
             bound(resource.RLIMIT_AS, addresses + start.bounds.memory + BYTES_A_TOKEN * start.limit)
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None, "a process without a tokenizer has jobs without texts"
+        return self._tokenizer
+
     def compile(self) -> None:
         """Raises TokenizerError where no chat can be rendered."""
+        if self._tokenizer is None:
+            return
         from penstock.text.chat import pick_template
         from penstock.text.chat_template import compile_template
 
@@ -236,6 +261,12 @@ class _Desk:
         if isinstance(job, TokensJob):
             self._allow(self.bounds.seconds + len(job.ids) // CHARACTERS_A_SECOND)
             return Reply(text=self.tokenizer.decode(job.ids, skip_special_tokens=False))
+        if isinstance(job, PatternJob):
+            from penstock.text.answer_pattern import AnswerPattern
+
+            pattern = AnswerPattern(job.pattern, job.seconds)
+            answer = None if job.text is None else pattern.find(job.text)
+            return Reply(answer=answer, seconds=job.seconds - pattern.left)
         texts = [self._render(job)] if isinstance(job, ChatJob) else job.texts
         self._allow(self.bounds.seconds + sum(map(len, texts)) // CHARACTERS_A_SECOND)
         tokenizer, special = self.tokenizer, job.add_special_tokens

@@ -123,10 +123,11 @@ class LinePreparer:
         self.answers = ResponseBudget(service.responses.most)
         self._threads = ThreadPoolExecutor(1, "penstock-batch")  # the end waits for none, as service's
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
-        client, turn = service.client, service.limits.turn_ids
+        client, check = service.client, service.patterns.check
         self._tools = PromptTools(
-            client.facts, client.tokenizer, self._in_sandbox, self._aside, turn, service.parsers, service.forms
-        )
+            client.facts, client.tokenizer, self._in_sandbox, self._aside, check, service.limits.turn_ids,
+            service.parsers, service.forms,
+        )  # fmt: skip
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
 
     async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineOutcome:

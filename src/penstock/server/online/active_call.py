@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Receive
 
+from penstock.engine.group_stop import GroupStop
 from penstock.errors import UsageError
 from penstock.request import Delta
 from penstock.server.online.app_state import AppState
@@ -40,6 +41,8 @@ class ActiveCall:
         self.call_metrics = CallMetrics(service.metrics, call, background=background)
         self._open = True
         self.streams: list[Stream] = []
+        stop_when = call.sampling.stop_when
+        search = None if stop_when is None else service.patterns.of(stop_when.pattern)
         try:
             for prompt in call.prompts:
                 stream = service.client.submit(
@@ -50,6 +53,7 @@ class ActiveCall:
                     tenant=call.tenant,
                     salt=call.salt,
                     answers=call.answers,
+                    group_stop=None if stop_when is None or search is None else GroupStop(search.find, stop_when.agree),
                 )
                 self.streams.append(stream)
         except BaseException:

@@ -23,6 +23,7 @@ from penstock.server.openai.checked_forms import CheckedForms
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.text.answers.reader import AnswerParsers
+from penstock.text.pattern_search import PatternSearches
 from penstock.text.sandbox import SandboxPool
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class AppState:
     yielder: Yielder = field(init=False)
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
+    patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
 
     def __post_init__(self) -> None:
         self.spellings = TokenSpellings(self.client.tokenizer, self.client.facts.vocab_size)
@@ -94,6 +96,7 @@ class AppState:
         """Ends their processes, when nobody is left who waits for one."""
         if self.sandbox_pool is not None:
             self.sandbox_pool.close()
+        self.patterns.close()
 
     def readiness(self) -> dict[str, Any]:
         """Whether it serves; of several replicas, how many do."""

@@ -199,8 +199,8 @@ class RequestWork:
         """What the request's body is made into ids with."""
         state, client = self.state, self.state.client
         return PromptTools(
-            client.facts, client.tokenizer, self.in_sandbox, self.in_thread, state.limits.turn_ids, state.parsers,
-            state.forms,
+            client.facts, client.tokenizer, self.in_sandbox, self.in_thread, self.check_pattern, state.limits.turn_ids,
+            state.parsers, state.forms,
         )  # fmt: skip
 
     def while_client_stays(self, work: Awaitable[Result]) -> Awaitable[Result]:
@@ -210,6 +210,10 @@ class RequestWork:
     async def in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
         """Renders and tokenises in a sandbox."""
         return await self._soon(self.state.sandboxes.run(jobs))
+
+    async def check_pattern(self, pattern: str) -> None:
+        """Has a pattern of stop_when looked at in its process. Raises UsageError."""
+        await self._soon(self.state.patterns.check(pattern))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Runs `work` in the pool of threads. If nobody waits for it any more it is dropped, unless it has begun."""

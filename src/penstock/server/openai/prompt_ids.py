@@ -24,6 +24,7 @@ from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
+    from penstock.request import StopWhen
     from penstock.text.tokenizer import Tokenizer
 
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
@@ -43,13 +44,15 @@ class Aside(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptTools:
-    """What bodies are made into calls with. turn_ids: token ids that are looked at in one turn of the loop. parsers:
-    what chats' answers are read with. forms: those of answers that needn't be looked at again."""
+    """What bodies are made into calls with. check_pattern: looks at a pattern of stop_when. turn_ids: token ids that
+    are looked at in one turn of the loop. parsers: what chats' answers are read with. forms: those of answers that
+    needn't be looked at again."""
 
     facts: EngineFacts
     tokenizer: Tokenizer | None
     sandboxed: Sandboxed
     aside: Aside
+    check_pattern: Callable[[str], Awaitable[None]]
     turn_ids: int = USUAL.turn_ids
     parsers: AnswerParsers = NO_PARSERS
     forms: CheckedForms = field(default_factory=CheckedForms)
@@ -62,6 +65,16 @@ class TokenizedPrompt:
     ids: list[int]
     text: str | None = None
     ending: str = ""
+
+
+async def check_stop_when(stop_when: StopWhen | None, tools: PromptTools) -> None:
+    """Raises HttpError for a pattern that cannot be served, before any prompt is read."""
+    if stop_when is None:
+        return
+    try:
+        await tools.check_pattern(stop_when.pattern)
+    except UsageError as error:
+        raise HttpError(error.rule, param=error.param) from error
 
 
 async def completion_prompts(

@@ -24,12 +24,12 @@ from penstock.server.openai.prompt_ids import (
     chat_prompt,
     check_id,
     check_length,
+    check_stop_when,
     completion_prompts,
 )
 from penstock.server.openai.responses_forms import ResponsesChat
 from penstock.server.openai.scoring_forms import ScoringBody, ScoringForm, scoring_prompts
 from penstock.server.openai.tool_forms import Json
-from penstock.text.answer_pattern import AnswerPattern
 from penstock.text.bad_words import bad_word_ids
 from penstock.text.sandbox_process import GrammarJob
 
@@ -158,6 +158,7 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call
         return params.call(await completion_prompts(form.prompt, form, tools), tools.facts)
     check_auto(form, tools.parsers)
     given = _chat_sampling(form, tools.facts)
+    await check_stop_when(given.stop_when, tools)
     prompts = [await chat_prompt(form, tools)]
     reading = AnswerReading(form, given, prompts[0], tools)
     given = reading.held()
@@ -197,6 +198,7 @@ async def completion_params(form: CompletionForm, tools: PromptTools) -> Complet
     if prompts_in(form.prompt) * given.n > MAX_CHOICES:
         message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
         raise HttpError(message, param="n")
+    await check_stop_when(given.stop_when, tools)
     await _check_texts(given, tools)
     await _check_form(given, tools, "structured_outputs")
     if isinstance(form, TokensForm) and not given.stop and given.structured_outputs is None and not given.stop_when:
@@ -251,8 +253,6 @@ def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> S
             check_id(token, facts.vocab_size, name)
     try:
         stop_when = None if form.stop_when is None else form.stop_when.made
-        if stop_when is not None:
-            AnswerPattern(stop_when.pattern)  # here: before any prompt is read
         return SamplingParams(**knobs, structured_outputs=_structured(form), stop_when=stop_when)
     except HttpError:
         raise

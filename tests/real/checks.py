@@ -83,7 +83,7 @@ def evaluated(trial: Trial) -> str:
             folder, "ours", "local-completions", together=4, model="real", tokenizer=trial.folder, **asked
         )  # fmt: skip
     wide = {"dtype": "float32", "prefix_token_id": start, "add_bos_token": bos}
-    theirs = lm_eval(folder, "theirs", "hf", "device=cpu", together=1, pretrained=trial.folder, **wide)
+    theirs = lm_eval(folder, "theirs", "hf", together=1, device="cpu", pretrained=trial.folder, **wide)
     for task, samples in theirs[1].items():
         for mine, other in zip(ours[1][task], samples, strict=True):
             for a, b in zip(mine["resps"], other["resps"], strict=True):

@@ -56,15 +56,16 @@ def write_tasks(folder: Path, count: int = 6) -> list[dict[str, Any]]:
 
 
 def lm_eval(
-    folder: Path, name: str, backend: str, *more: str, together: int, **arguments: Any
+    folder: Path, name: str, backend: str, *more: str, together: int, device: str | None = None, **arguments: Any
 ) -> tuple[dict[str, Any], Samples]:
     """Runs TASKS of `folder` -> lm_eval's results and samples. name: of a new folder in it. backend: lm_eval's
-    `--model`, which takes `arguments`, and `more` as they stand. together: prompts of one call."""
+    `--model`, which takes `arguments`, and `more` as they stand. together: prompts of one call. device: lm_eval's own
+    `--device`, which backends that have one are given."""
     known = [f"{key}={value}" for key, value in arguments.items()]
     command = [
         sys.executable, "-m", "lm_eval", "--model", backend, "--model_args", ",".join((*known, *more)),
         "--tasks", ",".join(TASKS), "--include_path", str(folder), "--output_path", str(folder / name), "--log_samples",
-        "--batch_size", str(together),
+        "--batch_size", str(together), *(("--device", device) if device else ()),
     ]  # fmt: skip
     offline = {
         "HF_HUB_OFFLINE": "1",

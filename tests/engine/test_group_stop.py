@@ -138,6 +138,31 @@ def test_streams_and_several_engines_count_together(folder: Path, alone: dict[in
         check(asyncio.run(run(streamed, count)), alone, 2, rows=8 * count)
 
 
+def test_a_search_that_fails_elsewhere_ends_the_rest_with_its_error(folder: Path) -> None:
+    """As a server's: the loop waits for no search, so the sample itself is told before."""
+
+    async def run() -> list[Delta]:
+        config = Config.of(
+            model=str(folder), max_num_seqs=8, max_num_batched_tokens=64, kv_cache_tokens=2048, dtype="float32"
+        )
+        client = await launch_engines(config)
+
+        async def fails() -> str | None:
+            raise UsageError("stop_when.pattern takes too long", param="stop_when")
+
+        group_stop = GroupStop(lambda text: asyncio.ensure_future(fails()), 2)
+        try:
+            stream = client.submit(PROMPT, params_of(), stream=False, group_stop=group_stop)
+            return [delta async for deltas in stream for delta in deltas]
+        finally:
+            await client.close()
+
+    ends = asyncio.run(run())
+    failed = [delta for delta in ends if delta.finish_reason == "error"]
+    assert len(ends) == 24 and failed and {delta.finish_reason for delta in ends} <= {"stop", "length", "error"}
+    assert {(delta.error, delta.error_param) for delta in failed} == {("stop_when.pattern takes too long", "stop_when")}
+
+
 def test_a_job_brings_the_answers_of_an_earlier_sitting(llm: LLM) -> None:
     """As `monkeys --stop-when` does: what is known may be enough."""
     for known, cut in ((["4", "4"], True), (["4", "5", None], False)):

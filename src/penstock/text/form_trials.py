@@ -32,7 +32,7 @@ QUICK = 0.02  # seconds of processor time; most forms take a fifth of it
 SLOW = 1.0  # the same of a form that may take longer, and comes behind others
 MEMORY = 192 * 2**20  # bytes of addresses that compiling may take
 GROWN = 32 * 2**20  # bytes by which a fork for quick forms grows until another takes its place
-KINDER = 10  # by which a slow one leaves the processor to others
+KINDER = 5  # by which a slow one leaves the processor to others
 TOO_LONG = (
     f"structured_outputs cannot be served: they take more than {SLOW:g} s of processor time, or {MEMORY >> 20} MB, to "
     "compile: make them simpler"

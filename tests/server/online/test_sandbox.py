@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ from bare_http import CHAT, COMPLETIONS, connect, read_one, request
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
 from penstock.server.online import intake as limits_module
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.sandbox import SandboxPool
@@ -58,6 +61,26 @@ def test_a_template_that_runs_away_holds_nobody_up(server: Running) -> None:
                 == "this takes too long to render and tokenise: send less text, or a simpler chat template"
             )
     assert chat(server, "hi").status_code == 200
+
+
+def test_keys_take_turns_at_the_sandboxes(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, template=BOMB)
+    pool = SandboxPool(tokenizer, CONTEXT, 2, Bounds(seconds=1))
+    access = AccessPolicy(keys=gather_keys(["of-many", "of-one"], None, {}))
+    with running_server(tokenizer, sandboxes=pool, access=access) as server, ThreadPoolExecutor(32) as threads:
+
+        def ask(key: str, content: str) -> int:
+            body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+            asked = httpx.post(server.url + CHAT, json=body, headers={"authorization": f"Bearer {key}"}, timeout=120)
+            return asked.status_code
+
+        turns = server.service.sandbox_turns
+        places, _ = turns.capacity
+        bombs = [threads.submit(ask, "of-many", "boom") for _ in range(places + 5)]
+        server.wait_for(lambda: len(turns._waiting) == 5)
+        assert ask("of-one", "hi") == 200
+        assert sum(bomb.done() for bomb in bombs) <= 2 * places, "they were there before it, and have to wait behind it"
+        assert {bomb.result() for bomb in bombs} == {400}
 
 
 def test_a_chat_is_the_templates_text_and_a_long_one_is_refused(server: Running) -> None:

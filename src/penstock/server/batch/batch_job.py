@@ -22,7 +22,6 @@ from typing import Any
 from penstock.errors import EngineError
 from penstock.server.batch.database import BatchRow, FileRow
 from penstock.server.batch.disk_errors import FileDamagedError, describe, is_damage, is_disk_fault
-from penstock.server.batch.fair_semaphore import FairSemaphore
 from penstock.server.batch.file_store import check_content, new_file_id
 from penstock.server.batch.input_file import LineCheck, survey
 from penstock.server.batch.line_request import NO_FAULTS
@@ -30,6 +29,7 @@ from penstock.server.batch.output_files import BatchOutput, adopt_output, error_
 from penstock.server.batch.pipeline import BatchResources, Eta, Pipeline
 from penstock.server.batch.poison_lines import PoisonLines
 from penstock.server.batch.state_folder import StateFolder
+from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.openai.http_errors import ShuttingDownError
 
 

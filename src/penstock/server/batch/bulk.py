@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import EngineError, FaultError, PenstockError, ReplicaError
-from penstock.server.batch.fair_semaphore import FairSemaphore
 from penstock.server.batch.line_request import NO_FAULTS, LinePreparer
 from penstock.server.batch.pipeline import AHEAD
 from penstock.server.online.active_call import ActiveCall, ClientGoneError, until_gone
@@ -26,6 +25,7 @@ from penstock.server.online.api_keys import Key
 from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
 from penstock.server.online.buffered import ResponseBudget
+from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.online.intake import BodyRoom, Intake
 from penstock.server.online.request_limits import QueueFullError, Ticket
 from penstock.server.openai.answers import BaseAnswer, CompletionAnswer

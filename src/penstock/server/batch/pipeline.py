@@ -19,7 +19,6 @@ from typing import Any
 
 from penstock.errors import EngineError
 from penstock.server.batch.batch_limits import BatchJobLimits
-from penstock.server.batch.fair_semaphore import FairSemaphore
 from penstock.server.batch.input_file import LineCheck, verdicts
 from penstock.server.batch.line_request import (
     LinePreparer,
@@ -31,6 +30,7 @@ from penstock.server.batch.line_request import (
 from penstock.server.batch.output_files import BatchOutput, LineOutcome
 from penstock.server.batch.poison_lines import ALONE_FROM, FEW, FEW_FROM, PoisonLines
 from penstock.server.online.app_state import AppState
+from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.openai.batch_line import BatchLine, LineError
 
 AHEAD = 8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.engine.watchdog import LATE
 from penstock.server.online.api_keys import Key
 from penstock.server.online.buffered import ResponseBudget, Yielder
+from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.online.intake import BodyTimeouts, Intake
 from penstock.server.online.metrics import Metrics
 from penstock.server.online.request_limits import QUEUED_A_ROW, QUEUED_TOKENS, RequestLimits
@@ -59,6 +60,7 @@ class AppState:
     yielder: Yielder = field(init=False)
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
+    sandbox_turns: FairSemaphore = field(init=False)  # as many as there may be sandboxes
     patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +68,8 @@ class AppState:
         self.intake = Intake(self.limits, self.body_timeouts, self.servers)
         self.responses = ResponseBudget(self.limits.max_answer_bytes // self.servers, self.limits.piece_bytes)
         self.yielder = Yielder(self.limits.turn_tokens)
+        most = max(2, min(MOST_SANDBOXES, len(os.sched_getaffinity(0)) // (2 * self.servers)))
+        self.sandbox_turns = FairSemaphore(most)
         reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
         reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
         self.request_limits = RequestLimits(
@@ -83,7 +87,7 @@ class AppState:
         if self.sandbox_pool is None:
             tokenizer = self.client.tokenizer
             assert tokenizer is not None, "whoever has text to tokenise has looked"
-            most = max(2, min(MOST_SANDBOXES, len(os.sched_getaffinity(0)) // (2 * self.servers)))
+            most, _ = self.sandbox_turns.capacity
             self.sandbox_pool = SandboxPool(tokenizer, self.client.facts.max_model_len, most)
         return self.sandbox_pool
 

@@ -208,8 +208,14 @@ class RequestWork:
         return until_gone(work, self.request.receive, self.state.closing, self.deadline)
 
     async def in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Renders and tokenises in a sandbox."""
-        return await self._soon(self.state.sandboxes.run(jobs))
+        """Renders and tokenises in a sandbox. Where many want one, keys take turns."""
+        turns, owner = self.state.sandbox_turns, self.ticket.owner
+        if not turns.take(owner):
+            await self._soon(turns.acquire(owner=owner))
+        try:
+            return await self._soon(self.state.sandboxes.run(jobs))
+        finally:
+            turns.release(owner=owner)
 
     async def check_pattern(self, pattern: str) -> None:
         """Has a pattern of stop_when looked at in its process. Raises UsageError."""

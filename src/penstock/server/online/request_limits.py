@@ -147,6 +147,11 @@ class Ticket:
         limits.reqs.add(self._name, reqs)
         limits.tokens.add(self._name, tokens)
 
+    @property
+    def owner(self) -> str:
+        """The name of the key whose request it is; of all without one it is the same."""
+        return self._name
+
     def adjust(self, tokens: int) -> None:
         """Takes the prompt tokens as they are now known. Raises as check, where they are more than there is room for;
         none are held then."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.batch.fair_semaphore import FairSemaphore
+from penstock.server.online.fair_semaphore import FairSemaphore
 
 Asked = tuple[int, int] | tuple[int, int, str]  # places, bytes and owner
 

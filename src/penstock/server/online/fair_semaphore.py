@@ -1,6 +1,7 @@
-"""A semaphore with weights that is fair between owners: batches that run side by side, and lines at the engine.
+"""A semaphore with weights that is fair between owners: batches that run side by side, lines at the engine, and keys
+whose chats are rendered.
 
-It knows weights and owners; no batches, no lines. All of it is one event loop's.
+It knows weights and owners; no batches, no lines, no keys. All of it is one event loop's.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ class FairSemaphore:
             else:  # let in and cancelled in the same moment
                 self.release(places, bytes, owner)
             raise
+
+    def take(self, owner: str) -> bool:
+        """Takes a place where there is one and nobody waits. Returns whether it did."""
+        free = not self._waiting and self._fits((1, 0))
+        if free:
+            self._add(owner, (1, 0))
+        return free
 
     def release(self, places: int = 1, bytes: int = 0, owner: str = "") -> None:
         self._add(owner, (-places, -bytes))

@@ -70,6 +70,11 @@ class NoReplicaError(EngineError):
     """No replica is ready; they start again by themselves."""
 
 
+def escaped(text: str) -> str:
+    """Returns a text; signs in it that cannot be shown become escapes of Python."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
 def too_long(context: int) -> str:
     """Returns how a prompt past the context is refused: in the words by which clients (litellm, langchain) know that
     another model may take it."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -117,7 +118,7 @@ def test_a_group_counts_what_is_found_elsewhere() -> None:
             looked.clear()
             ended: list[bool] = []
             group = GroupStop(find, 2)
-            group.on_over(lambda ended=ended: ended.append(True))  # type: ignore[misc]
+            group.on_over(partial(ended.append, True))
             for index in range(4):
                 group.hear(Delta(0, index, text=str(index), finish_reason="stop"))
             assert [text for text, _ in looked] == ["0"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.engine_options import EngineCommand, engine_options, given_options, refuse_options
-from penstock.errors import UsageError
+from penstock.errors import UsageError, escaped
 
 deploy_app = typer.Typer(help="Take Penstock to others' machines.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -208,7 +208,7 @@ def _whole_path(path: Path | None) -> str | None:
 
 def _word(text: str) -> str:
     """A word for a shell, of a command to be copied from the screen; what cannot be shown is an escape."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in shlex.quote(text))
+    return escaped(shlex.quote(text))
 
 
 def _app_name(model: str) -> str:

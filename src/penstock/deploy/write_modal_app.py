@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from penstock.deploy.modal_deployment import FOLDER, PORT, ModalDeployment
 from penstock.disk import write_new
-from penstock.errors import UsageError
+from penstock.errors import UsageError, escaped
 
 EXTRAS = "parquet,plot"  # for the hub's problems and the report of `monkeys`
 IN_IMAGE = "/opt/penstock"  # where the image has a checkout
@@ -87,8 +87,7 @@ def _inside(text: str) -> str:
     """A text as it stands between double quotes of Python, one or three. What could end them, end the line, or look
     like something else (a sign that turns the direction of what is read) is an escape: JSON's would be halves for signs
     beyond 16 bits, which Python doesn't join."""
-    plain = text.replace("\\", "\\\\").replace('"', '\\"')
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in plain)
+    return escaped(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 
 def _command(file: str, verb: str, function: str = "") -> str:

@@ -333,7 +333,7 @@ def check_choice(params: SamplingParams, words: Sequence[Sequence[int]], ends: S
 
 
 def _say_why(delta: Delta, group_stop: GroupStop) -> None:
-    """Of a sample that a group's end has ended."""
+    """Notes why a group's end has ended a sample: its answers agree, or they could not be looked for."""
     if group_stop.fault is None:
         delta.stop_reason = STOP_WHEN
     else:

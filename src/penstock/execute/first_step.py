@@ -11,7 +11,7 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.errors import CheckpointError, EngineError
 from penstock.execute.runner import TorchRunner
-from penstock.schedule.step import BAD_LOGITS, JOIN_RECORD, Chunks, Int32, Joins, StepPlan
+from penstock.schedule.step import BAD_LOGITS, JOIN_RECORD, Chunks, Int32, Joins, plain_step
 
 _NOTHING = np.zeros(0, np.int32)
 
@@ -39,8 +39,10 @@ def take_first_step(runner: TorchRunner) -> None:
     length = max(0, min(BLOCK_SIZE - 2, runner.max_model_len - 2, runner.max_batched_tokens))
     blocks = np.ones((1, 1), np.int32)
     # Below the engine's own numbers, which ranks compare their tokens by.
-    prompt = runner.launch(_plan(-2, length, None, _chunk(length, runner.vocab_size, blocks) if length else None))
-    drawn = runner.launch(_plan(-1, length, lasting_rows(blocks, length, limit=length + 2), None))
+    chunk = _chunk(length, runner.vocab_size, blocks) if length else None
+    prompt = runner.launch(plain_step(-2, _NOTHING, _NOTHING, chunks=chunk))
+    rows, lengths = np.zeros(1, np.int32), np.full(1, length, np.int32)
+    drawn = runner.launch(plain_step(-1, rows, lengths, joins=lasting_rows(blocks, length, limit=length + 2)))
     prompt.fetch()
     token = int(drawn.fetch().tokens[0])
     if token == BAD_LOGITS:
@@ -66,15 +68,6 @@ def lasting_rows(blocks: Int32, length: int | Int32, **columns: float) -> Joins:
     for name, value in columns.items():
         records[name] = value
     return Joins(records, blocks, np.zeros(rows + 1, np.int32), _NOTHING, np.zeros(0, np.float32))
-
-
-def _plan(number: int, length: int, joins: Joins | None, chunks: Chunks | None) -> StepPlan:
-    rows = np.zeros(0 if joins is None else 1, np.int32)
-    return StepPlan(
-        number=number, rows=rows, lengths=np.full(rows.size, length, np.int32), wants=0,
-        group_start=np.zeros(1, np.int32), group_blocks=np.zeros((0, 0), np.int32), group_length=_NOTHING,
-        copies=np.zeros((0, 2), np.int32), new_blocks=np.zeros((0, 3), np.int32), joins=joins, chunks=chunks,
-    )  # fmt: skip
 
 
 def _chunk(length: int, vocabulary: int, blocks: Int32) -> Chunks:

@@ -21,9 +21,8 @@ from penstock.execute.limits import BatchLimits
 from penstock.execute.padding import padded
 from penstock.request import MAX_LOGPROBS
 from penstock.row_table import JOIN_WORDS
-from penstock.schedule.step import Chunks, Int32, StepPlan
+from penstock.schedule.step import Chunks, Int32, StepPlan, plain_step
 
-_NOTHING = np.zeros(0, np.int32)
 # Of steps that are chunks alone: products of so many rows differ in their tiles, norms in how many rows a program has
 # (264: the last of narrow layers that starts early), also where fewer sequences may run.
 _CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 1024)
@@ -109,19 +108,8 @@ def _kinds_of_sizes(rows: int) -> list[int]:
 
 def _plan(rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logprobs: int) -> StepPlan:
     """All rows, and chunks of so many tokens, each as long as a sequence may be."""
-    return StepPlan(
-        number=0,
-        rows=np.arange(rows, dtype=np.int32),
-        lengths=np.zeros(rows, np.int32),
-        wants=wants,
-        group_start=np.zeros(1, np.int32),
-        group_blocks=np.zeros((0, 0), np.int32),
-        group_length=_NOTHING,
-        copies=np.zeros((0, 2), np.int32),
-        new_blocks=np.zeros((0, 3), np.int32),
-        joins=None,
-        chunks=_chunks(_sizes(tokens, limits.max_model_len - 1), prompt_logprobs) if tokens else None,
-    )
+    chunks = _chunks(_sizes(tokens, limits.max_model_len - 1), prompt_logprobs) if tokens else None
+    return plain_step(0, np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32), wants, chunks=chunks)
 
 
 def _sizes(tokens: int, longest: int) -> Int32:

@@ -174,6 +174,17 @@ class StepPlan:
         return np.repeat(self.group_length, self.group_start[1:] - self.group_start[:-1])
 
 
+def plain_step(
+    number: int, rows: Int32, lengths: Int32, wants: int = 0, joins: Joins | None = None, chunks: Chunks | None = None
+) -> StepPlan:
+    """Returns a step without prefix groups, copies and new blocks."""
+    return StepPlan(
+        number=number, rows=rows, lengths=lengths, wants=wants, group_start=np.zeros(1, np.int32),
+        group_blocks=np.zeros((0, 0), np.int32), group_length=np.zeros(0, np.int32),
+        copies=np.zeros((0, 2), np.int32), new_blocks=np.zeros((0, 3), np.int32), joins=joins, chunks=chunks,
+    )  # fmt: skip
+
+
 @dataclass(slots=True)
 class TokenLogprobs:
     """Logprobs of m tokens under the raw logits; `top_*` are padded with id -1."""

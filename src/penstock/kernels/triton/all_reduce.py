@@ -235,7 +235,7 @@ def _two_shots(
     x, out, addresses, state, units, room, me, KIND: tl.constexpr,
     RANKS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """As _one_shot. Of RANKS blocks that lie together rank r adds up the r-th."""
+    """Takes and gives what _one_shot does. Of RANKS blocks that lie together rank r adds up the r-th."""
     wait(EARLY)
     count = units * UNIT
     STEP: tl.constexpr = BLOCK * RANKS

@@ -49,7 +49,7 @@ FUSED = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "partial_ro
 NORMED = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": True}
 FOUR = {
     "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 5, "num_experts_per_tok": 2,
-    "intermediate_size": 128, "quantization_config": {"quant_method": "mxfp4"},
+    "intermediate_size": 192, "quantization_config": {"quant_method": "mxfp4"},
     "rope_parameters": {"rope_type": "default"},
 }  # fmt: skip
 ASKS = [
@@ -148,7 +148,8 @@ def test_experts_are_shared_out(tmp_path: Path) -> None:
     "shape", [FUSED, NORMED, FOUR], ids=["fused tensors", "norms over all heads", "experts in one tensor"]
 )
 def test_families_are_cut_as_they_lie(shape: dict[str, Any], tmp_path: Path) -> None:
-    """Four ranks and two key heads: of one tensor for q, k and v a rank takes three stretches."""
+    """Four ranks and two key heads: of one tensor for q, k and v a rank takes three stretches. Of experts in one tensor
+    six groups of 32: two ranks have one more."""
     one, several = tiny_runner(**SHAPE | shape), together(tmp_path, 4, **shape)
     assert drive(one) == drive(several)
     for runner in (one, *several.runners):

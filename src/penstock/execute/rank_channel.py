@@ -8,6 +8,7 @@ hold. It knows the words and their bytes, never pickled; no models and no device
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -155,6 +156,13 @@ class RankChannel:
         with self._sending:
             self._socket.sendall(_LENGTH.pack(len(data)))
             self._socket.sendall(data)
+
+    def comes(self, seconds: float) -> bool:
+        """Returns whether receive() has something to begin with, now or within so many seconds: the end is something
+        too."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1e3))
 
     def receive(self) -> bytearray | None:
         """Waits for a message; None: the other end has gone, or this one was closed."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
-import queue
 import socket
 import sys
-import threading
 import traceback
+from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -46,7 +46,7 @@ from penstock.parallel.layout import Layout
 from penstock.parent_death import begin_child
 from penstock.schedule.step import Flight
 
-Flights = queue.SimpleQueue[tuple[int, Flight]]
+_LOOK = 1e-3  # seconds between two looks at whether a step is done
 
 
 def main() -> None:
@@ -64,24 +64,51 @@ def main() -> None:
 
 
 def _run(channel: RankChannel, start: RankStart) -> None:
-    """Runs steps until rank 0 hangs up."""
+    """Runs steps until rank 0 hangs up.
+
+    All of it is one thread's. Where a second one read what steps drew, now and then a pinned allocation of this one
+    failed: "CUDA error: invalid argument" (torch 2.11, on ranks above 0 alone).
+    """
     runner, collectives = _open(channel, start)
     # As in the engine's process: what is loaded by now is looked through by no collection.
     gc.collect()
     gc.freeze()
-    flights = Flights()
-    threading.Thread(target=_tell, args=(channel, runner, collectives, flights), daemon=True).start()
-    while (data := channel.receive()) is not None:
+    steps = _Steps(channel, runner, collectives)
+    while (data := steps.receive()) is not None:
         if (order := decode_order(data)) is not None:
             channel.send(encode(_carry_out(runner, order)))
             continue
         plan = PLANS.decode(data)
         flight = runner.launch(plan)
         if plan.draws_late:
-            if (data := channel.receive()) is None:
+            if (data := steps.receive()) is None:
                 return
             flight = runner.draw(LATE_MASKS.decode(data))
-        flights.put((plan.number, flight))
+        steps.out.append((plan.number, flight))
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps that were launched, and what is said of them. out: their numbers and flights, the oldest first."""
+
+    channel: RankChannel
+    runner: TorchRunner
+    collectives: Collectives
+    out: deque[tuple[int, Flight]] = field(default_factory=deque)
+
+    def receive(self) -> bytearray | None:
+        """Waits for rank 0's next message; meanwhile says what each step drew, once it is done."""
+        while self.out and not self.channel.comes(0.0):
+            if self.out[0][1].ready():
+                self._tell(*self.out.popleft())
+            else:
+                self.channel.comes(_LOOK)
+        return self.channel.receive()
+
+    def _tell(self, number: int, flight: Flight) -> None:
+        tokens = flight.fetch()
+        self.collectives.check()
+        self.channel.send(encode(RankDrew(number, checksum(tokens), self.runner.counts())))
 
 
 def _carry_out(runner: TorchRunner, order: RankOrder) -> RankDone:
@@ -127,20 +154,8 @@ def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collecti
     return executor.call(opened), collectives
 
 
-def _tell(channel: RankChannel, runner: TorchRunner, collectives: Collectives, flights: Flights) -> None:
-    """Says what each step drew; one that fails ends the process."""
-    while True:
-        number, flight = flights.get()
-        try:
-            tokens = flight.fetch()
-            collectives.check()
-            channel.send(encode(RankDrew(number, checksum(tokens), runner.counts())))
-        except Exception as error:  # noqa: BLE001  rank 0 raises it
-            _fail(channel, error)
-
-
 def _fail(channel: RankChannel, error: Exception) -> None:
-    if not isinstance(error, PenstockError):
+    if not isinstance(error, PenstockError) or error.__cause__ is not None:  # a device's error is behind its line
         traceback.print_exception(error)
     try:
         channel.send(encode(RankFailed.of(error)))

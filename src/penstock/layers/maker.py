@@ -196,7 +196,7 @@ class Maker:
                 "such a checkpoint",
                 param="quantization",
             )
-        cut = self.layout.share(middle // FOURS, f"the inner size of {name} in groups of {FOURS}")
+        cut = self.layout.near_share(middle // FOURS, f"the inner size of {name} in groups of {FOURS}")
         sizes = (name, experts, middle, hidden, cut, self.dtype, self.device)
         router = self.linear(f"{at}.router", experts, hidden, bias=True)
         summed = None if self.layout.size == 1 else self.layout

@@ -39,6 +39,16 @@ class Layout:
         shares = min(self.size, pieces)
         return shares, self.rank * shares // self.size
 
+    def near_share(self, pieces: int, what: str) -> tuple[int, int]:
+        """Returns (shares, this rank's) of what may be cut into shares that differ by a piece. UsageError where there
+        are fewer pieces than ranks."""
+        if pieces < self.size:
+            raise UsageError(
+                f"{what}: {pieces} cannot be divided over {self.size} ranks: take {pieces} at most",
+                param="tensor_parallel_size",
+            )
+        return self.size, self.rank
+
 
 def stretch(length: int, unit: int, shares: int, share: int) -> tuple[int, int]:
     """Returns (first, length) of a share of something that is cut between units, the last of which may be short: shares

@@ -10,6 +10,7 @@ from typing import Any
 
 import bad_logits_cases
 import pytest
+import torch
 from canary_drive import Flock
 from canary_model import make_folder
 
@@ -35,6 +36,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"dtype": "float32", "max_num_seqs": 2048, "kv_cache_tokens": 40_000, "preempt_every": 2, "steps_ahead": 3},
         {"dtype": "bfloat16", "max_num_seqs": 512, "prefix_groups": "off", "preempt_every": 3},
         {"dtype": "bfloat16", "max_num_seqs": 1024, "kv_cache_dtype": "fp8", "preempt_every": 2, "steps_ahead": 2},
+        {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1, "tensor_parallel_size": 2},
+        {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1, "tensor_parallel_size": 4},
+        {
+            "dtype": "bfloat16",
+            "max_num_seqs": 512,
+            "kv_cache_tokens": 40_000,
+            "kv_cache_dtype": "fp8",
+            "tensor_parallel_size": 4,
+        },
     ],
     ids=str,
 )
@@ -56,6 +66,8 @@ def test_no_foreign_token_by_experts(knobs: dict[str, Any], tmp_path: Path) -> N
 
 
 def nothing_foreign(folder: Path, knobs: dict[str, Any]) -> None:
+    if torch.cuda.device_count() < (ranks := knobs.get("tensor_parallel_size", 1)):
+        pytest.skip(f"needs {ranks} GPUs")
     flock = Flock.of(2000, seed=3)
     with LLM(str(folder), **(KNOBS | knobs)) as llm:
         flock.fly(llm)

@@ -1,8 +1,9 @@
 """A service with the model in the package under mixed load for long: its memory stays flat once its KV pool is filled.
 
-`python tests/reliability/soak_model.py --minutes 60 [--samples FILE] [--kv-cache-tokens N]`. `soak.py` loads a server
-whose engine computes nothing; here kernels, sampler and the real runner are under test. Pages of the KV pool become
-resident when their blocks are first handed out, so the pool is a small one, full before the first tenth is over.
+`python tests/reliability/soak_model.py --minutes 60 [--samples FILE] [--kv-cache-tokens N] [--replicas N]`. `soak.py`
+loads a server whose engine computes nothing; here kernels, sampler, masks and the real runner are under test. Pages of
+the KV pool become resident when their blocks are first handed out, so the pool is a small one, full before the first
+tenth is over.
 """
 
 from __future__ import annotations
@@ -25,6 +26,33 @@ from soak import Memory, arguments, tell
 from penstock.demo import problems_file
 
 CLIENTS = 12
+FORMS = {"response_format", "structured_outputs", "tools"}
+
+
+def schema(rng: random.Random) -> dict[str, Any]:
+    """One of endlessly many: each is compiled, and few are met again."""
+    names = rng.sample(("name", "age", "city", "tags", "price"), rng.randrange(1, 4))
+    kinds: list[dict[str, Any]] = [
+        {"type": "integer", "minimum": rng.randrange(1000)}, {"type": "boolean"},
+        {"type": "string", "maxLength": rng.randrange(1, 30)},
+        {"enum": rng.sample(["red", "green", "blue", "grey"], 2)},
+    ]  # fmt: skip
+    found = {name: rng.choice(kinds) for name in names}
+    return {"type": "object", "properties": found, "required": names, "additionalProperties": False}
+
+
+def form(rng: random.Random, chat: bool) -> dict[str, Any]:
+    """What holds an answer to a form: a schema, a pattern, a choice, or a tool's call."""
+    strict = {"name": "it", "strict": True, "schema": schema(rng)}
+    forms: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "json_schema": strict}},
+        {"structured_outputs": {"regex": f"[a-z]{{1,{rng.randrange(1, 20)}}} [0-9]+"}},
+        {"structured_outputs": {"choice": rng.sample(["yes", "no", "perhaps", "never"], 2)}},
+    ]  # fmt: skip
+    if chat:
+        tool = {"name": f"tool_{rng.randrange(50)}", "parameters": schema(rng)}
+        forms.append({"tools": [{"type": "function", "function": tool}], "tool_choice": "required"})
+    return rng.choice(forms)
 
 
 def asked(rng: random.Random, questions: list[str]) -> tuple[str, dict[str, Any], int]:
@@ -42,9 +70,13 @@ def asked(rng: random.Random, questions: list[str]) -> tuple[str, dict[str, Any]
         body |= {"stream": True}
     if rng.random() < 0.5:
         body |= {"messages": [{"role": "user", "content": text}], "logprobs": rng.random() < 0.3}
-        return CHAT, body, rng.choice((0, 1, 5)) if "stream" in body else 0
-    body |= {"prompt": text} | rng.choice(({}, {"logprobs": 3}, {"echo": True}))
-    return COMPLETIONS, body, rng.choice((0, 1, 5)) if "stream" in body else 0
+        path, held = CHAT, form(rng, chat=True) if rng.random() < 0.4 else {}
+    else:
+        held = rng.choice(({}, {"logprobs": 3}, {"echo": True}, form(rng, chat=False)))
+        path, body = COMPLETIONS, body | {"prompt": text}
+    if FORMS & held.keys():
+        body.pop("ignore_eos", None)  # a form needs its end
+    return path, body | held, rng.choice((0, 1, 5)) if "stream" in body else 0
 
 
 async def client(number: int, http: httpx.AsyncClient, end: float, questions: list[str], ends: Counter[str]) -> None:
@@ -75,18 +107,19 @@ async def load(url: str, processes: dict[str, int], minutes: float, samples: IO[
 def main() -> int:
     parser = arguments()
     parser.add_argument("--kv-cache-tokens", type=int, default=16_384)
+    parser.add_argument("--replicas", type=int, default=1)
     given = parser.parse_args()
     command = [sys.executable, "-m", "penstock", "serve", "demo", "--port", "0", "--state-dir", tempfile.mkdtemp()]
-    command += ["--kv-cache-tokens", str(given.kv_cache_tokens)]
+    command += ["--kv-cache-tokens", str(given.kv_cache_tokens), "--data-parallel-size", str(given.replicas)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         url = server.stdout.readline().split()[-1].removesuffix("/v1")
         httpx.post(url + CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}, timeout=60)
         children = {pid: words for pid, words in commands().items() if parent_of(pid) == server.pid}
-        (engine,) = (pid for pid, words in children.items() if "engine.process" in words)
+        engines = [pid for pid, words in children.items() if "engine.process" in words]
         with open(given.samples, "w") as samples:
-            processes = {"server": server.pid, "engine": engine}
+            processes = {"server": server.pid} | {f"engine {at}": pid for at, pid in enumerate(engines)}
             ends, memory = asyncio.run(load(url, processes, given.minutes, samples))
     finally:
         server.terminate()

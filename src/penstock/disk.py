@@ -94,16 +94,22 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object], *, li
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Writes a file that is not there yet. Whatever stands at the name stays as it is, a link to nothing too. Raises
-    UsageError then, else as `write_whole` does."""
+    """Writes a file that is not there yet, whole or not at all. Whatever stands at the name stays as it is, a link to
+    nothing too. Raises UsageError then, else as `write_whole` does."""
     try:
-        with path.open("xb") as file:
-            file.write(content)
+        file = path.open("xb")
     except FileExistsError as error:
         raise UsageError(
             f"{path} is there already, perhaps with changes of yours: name another, or take it away", param="out"
         ) from error
     except OSError as error:
+        raise why_not_written(error, path) from error
+    try:
+        with file:
+            file.write(content)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the first error is told
+            path.unlink()
         raise why_not_written(error, path) from error
 
 

@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import attacks
 import batch_faults
 import batch_kills
 import build_kills
@@ -183,6 +184,11 @@ PARTS = (
     Part(
         "load held", "slow readers", "200 that hardly read beside 50 that do",
         part(lambda folder, size: slow_readers.run(folder, tokens=max(100, int(400 * size)))),
+    ),
+    Part(
+        "load held", "attacks",
+        "small requests that could hold everybody, 15 s each; a bystander's p99 of health, plain, form and chat in ms",
+        part(lambda folder, size: attacks.run(folder, max(4.0, 15 * size))),
     ),
     Part("load held", "cross-talk", "500 in parallel, with aborts and preemption", cross_talk),
     Part(

@@ -207,6 +207,11 @@ CASES: dict[str, tuple[Json, list[tuple[Texts, Json]], list[Texts]]] = {  # sche
         [((("a", "z"),), {"a": "z"})],
         [(("a", "x\n</parameter>\ny"),), (("a", "x\n</parameter>"),)],
     ),
+    "an enum with a pattern, which a search would take ages for": (
+        obj({"a": {"enum": ["a" * 60 + "b", "a" * 50, "ab1"], "pattern": "^(a+)+$"}}),
+        [((("a", "a" * 50),), {"a": "a" * 50})],
+        [(("a", "a" * 60 + "b"),), (("a", "ab1"),)],
+    ),
     "no arguments": (obj({}), [((), {})], [(("a", "1"),)]),
 }  # fmt: skip
 

@@ -98,6 +98,14 @@ class PatternJob(msgspec.Struct, tag="pattern"):
 Job = TextJob | TokensJob | ChatJob | GrammarJob | PatternJob
 
 
+def job_bytes(job: Job) -> int:
+    """Returns a job's bytes, about; 0 where it holds what has no form in bytes, which whoever sends it is told."""
+    try:
+        return len(msgspec.msgpack.encode(job))
+    except (TypeError, OverflowError, RecursionError, ValueError):
+        return 0
+
+
 class Failure(msgspec.Struct):
     """An error of ours, for the other side to raise. kind: a class of KINDS."""
 

@@ -83,6 +83,22 @@ def test_keys_take_turns_at_the_sandboxes(tmp_path: Path) -> None:
         assert {bomb.result() for bomb in bombs} == {400}
 
 
+def test_long_jobs_leave_a_sandbox_to_short_ones(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, template=BOMB)
+    pool = SandboxPool(tokenizer, CONTEXT, 2, Bounds(seconds=1))
+    with running_server(tokenizer, sandboxes=pool) as server, ThreadPoolExecutor(8) as threads:
+        long, turns = server.service.long_turns, server.service.sandbox_turns
+        places, _ = long.capacity
+        assert places == turns.capacity[0] - 1
+        pad = {"unread": "x" * 70_000}
+        bombs = [threads.submit(chat, server, "boom", chat_template_kwargs=pad) for _ in range(places + 4)]
+        server.wait_for(lambda: len(long._waiting) == 4)
+        assert turns._taken == (places, 0) and not turns._waiting
+        assert chat(server, "hi").status_code == 200
+        assert {bomb.result().status_code for bomb in bombs} == {400}
+        assert long._taken == turns._taken == (0, 0)
+
+
 def test_a_chat_is_the_templates_text_and_a_long_one_is_refused(server: Running) -> None:
     answer = chat(server, "hello", return_token_ids=True)
     assert bytes(server.engine.tokenizer.token_bytes[i][0] for i in server.engine.submitted[-1].ids) == b"<hello>"  # type: ignore[union-attr]

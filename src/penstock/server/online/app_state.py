@@ -61,6 +61,7 @@ class AppState:
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
     sandbox_turns: FairSemaphore = field(init=False)  # as many as there may be sandboxes
+    long_turns: FairSemaphore = field(init=False)  # of long jobs, one less
     patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class AppState:
         self.responses = ResponseBudget(self.limits.max_answer_bytes // self.servers, self.limits.piece_bytes)
         self.yielder = Yielder(self.limits.turn_tokens)
         most = max(2, min(MOST_SANDBOXES, len(os.sched_getaffinity(0)) // (2 * self.servers)))
-        self.sandbox_turns = FairSemaphore(most)
+        self.sandbox_turns, self.long_turns = FairSemaphore(most), FairSemaphore(most - 1)
         reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
         reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
         self.request_limits = RequestLimits(

@@ -5,8 +5,9 @@ they look like is forms', translate's and answers'.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,10 +36,9 @@ from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.responses_forms import PARAMS, read_responses
 from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
+from penstock.text.sandbox_process import Job, Reply, job_bytes
 
-if TYPE_CHECKING:
-    from penstock.text.sandbox_process import Job, Reply
-
+LONG_JOB = 65_536  # bytes of what a sandbox is sent: 10 ms of tokenising, or more
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
 Result = TypeVar("Result")
 
@@ -208,14 +208,16 @@ class RequestWork:
         return until_gone(work, self.request.receive, self.state.closing, self.deadline)
 
     async def in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Renders and tokenises in a sandbox. Where many want one, keys take turns."""
-        turns, owner = self.state.sandbox_turns, self.ticket.owner
-        if not turns.take(owner):
-            await self._soon(turns.acquire(owner=owner))
-        try:
-            return await self._soon(self.state.sandboxes.run(jobs))
-        finally:
-            turns.release(owner=owner)
+        """Renders and tokenises in a sandbox. Where many want one, keys take turns; and long jobs leave one sandbox to
+        short ones, which would else wait for all of them."""
+        state, owner = self.state, self.ticket.owner
+        long = sum(map(job_bytes, jobs)) > LONG_JOB
+        async with contextlib.AsyncExitStack() as held:
+            for turns in (state.long_turns, state.sandbox_turns) if long else (state.sandbox_turns,):
+                if not turns.take(owner):
+                    await self._soon(turns.acquire(owner=owner))
+                held.callback(turns.release, owner=owner)
+            return await self._soon(state.sandboxes.run(jobs))
 
     async def check_pattern(self, pattern: str) -> None:
         """Has a pattern of stop_when looked at in its process. Raises UsageError."""

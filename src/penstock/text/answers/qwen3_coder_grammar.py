@@ -16,7 +16,6 @@ from functools import lru_cache
 
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
-from penstock.text.answer_pattern import AnswerPattern
 from penstock.text.answers.argument_text import Alternative, Shape, shapes_of
 from penstock.text.answers.qwen3_coder import CLOSE, FUNCTION, FUNCTION_END, PARAMETER
 from penstock.text.answers.schema_branches import Branch, Plain, Schema, branches, closed
@@ -138,7 +137,11 @@ class _Arguments:
         if alternative.values is not None:
             texts = [value for value in alternative.values if isinstance(value, str)]
             listed = [lark_text(text) for text in texts if _is_listed(text, alternative.branch)]
-            return f"({' | '.join(listed)})" if listed else None
+            # The library finds which of them a pattern fits: a search for it here might take long.
+            patterns = [
+                _literal(_found(found)) for each in alternative.branch if (found := _lengths_and_pattern(each)[2])
+            ]
+            return " & ".join((f"({' | '.join(listed)})", *patterns)) if listed else None
         return " & ".join(limit for plain in alternative.branch for limit in self._limits(plain)) or _ANY
 
     def _limits(self, plain: Plain) -> Iterator[str]:
@@ -156,19 +159,11 @@ class _Arguments:
 
 
 def _is_listed(text: str, branch: Branch) -> bool:
-    """Whether one of an enum's texts can be written, and is what else the schema says of texts."""
+    """Whether one of an enum's texts can be written, and is as long as the schema says."""
     if f"{text}{CLOSE}".index(CLOSE) < len(text):
         return False
-    for plain in branch:
-        least, most, pattern = _lengths_and_pattern(plain)
-        if len(text) < least or (most is not None and len(text) > most):
-            return False
-        try:
-            if pattern is not None and AnswerPattern(pattern).find(text) is None:
-                return False
-        except UsageError:  # a regex of Rust's alone
-            return False
-    return True
+    lengths = [_lengths_and_pattern(plain)[:2] for plain in branch]
+    return all(least <= len(text) and (most is None or len(text) <= most) for least, most in lengths)
 
 
 def _lengths_and_pattern(plain: Plain) -> tuple[int, int | None, str | None]:

@@ -196,3 +196,21 @@ def test_rows_that_no_run_wrote_make_no_parquet(row: str, tmp_path: Path) -> Non
     with pytest.raises(JournalError, match="holds a row that no run wrote"):
         finish_output(ledger, tmp_path / "out.parquet")
     assert [path.name for path in tmp_path.iterdir()] == [ledger.name]
+
+
+def test_a_new_file_that_finds_no_room_is_not_left_by_half(tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from penstock.disk import write_new\n"
+        "from penstock.errors import JournalError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    write_new(Path(sys.argv[1]), bytes(50_000))\n"
+        "except JournalError as error:\n"
+        "    print(error)\n"
+    )
+    out = tmp_path / "app.py"
+    told = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True)
+    assert "cannot be written (file too large)" in told.stdout and not out.exists()

@@ -3,6 +3,7 @@ fewer bits."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -46,6 +47,17 @@ def test_a_model_in_fewer_bits_is_counted_so() -> None:
     assert len({facts["architecture"] for facts in told.values()}) == 1  # as many parameters
     with pytest.raises(UsageError, match="this one is wide"):
         told_of_model("awq")
+
+
+@pytest.mark.parametrize(("seconds", "near"), [(1e-4, False), (10.0, True)])  # of the product that is timed
+def test_a_step_near_the_timeout_is_said_with_the_way_out(
+    seconds: float, near: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = itertools.count(0.0, seconds)
+    monkeypatch.setattr(doctor.time, "perf_counter", lambda: next(now))
+    said = told_of_model("auto")["a full step"]
+    assert said.startswith("2,048 tokens, about ")
+    assert ("lower --max-num-batched-tokens" in said) is near
 
 
 # Llama-3-70B's, 8B's and a model whose heads only 1, 2, 3 and 6 ranks divide.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import time
 from collections import defaultdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -180,6 +181,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
         ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len) + far),
+        *([("a full step", _full_step(whole, sized.max_batched_tokens, dtype))] if device.type == "cpu" else []),
         *([("left out", left_out(part))] if (part := model_config.text_part) is not None else []),
     ]
 
@@ -221,6 +223,27 @@ def _tokenizer(folder: Path, vocab_size: int, context: int) -> str:
 
 def _parameters(decoder: Decoder) -> int:
     return sum(weight.numbers for weight in decoder.weights())
+
+
+def _full_step(decoder: Decoder, tokens: int, dtype: torch.dtype) -> str:
+    """How long the products of a step with so many tokens take, by a product that is timed here, and whether a layer
+    of them comes near the step timeout."""
+    import torch
+
+    from penstock.engine.watchdog import STEP_TIMEOUT
+
+    rows, size = 256, 1024
+    x, weight = torch.zeros(rows, size, dtype=dtype), torch.zeros(size, size, dtype=dtype)
+    torch.nn.functional.linear(x, weight)
+    begun = time.perf_counter()
+    torch.nn.functional.linear(x, weight)
+    each = (time.perf_counter() - begun) / (rows * size * size)  # seconds of a multiplication
+    seconds = each * tokens * sum(weight.numbers for block in decoder.blocks for weight in block.weights())
+    layer = seconds / len(decoder.blocks)
+    said = f"{tokens:,} tokens, about {seconds:,.1f} s of products, {layer:,.2f} s a layer"
+    if layer < STEP_TIMEOUT / 4:
+        return said
+    return f"{said}: near the step timeout of {STEP_TIMEOUT:g} s for a layer: lower --max-num-batched-tokens"
 
 
 def _numbers(config: Config, model_config: ModelConfig, dtype: torch.dtype) -> str:

@@ -52,6 +52,21 @@ def test_turns_bring_what_an_engine_gives() -> None:
     assert told[1, 0].logprobs == list(right[0].outputs[0].logprobs or [])
 
 
+def test_a_step_whose_layers_go_on_is_no_hang() -> None:
+    worker = RayWorker(msgspec.msgpack.encode(KNOBS), open_llm)
+    worker.open()
+    assert isinstance(worker._llm, LLM) and worker._watchdog._set is None
+    runner = worker._llm.engine.runner
+    look = runner._executor._look  # type: ignore[attr-defined]
+    look()
+    assert worker._watchdog._set is None, "no layer was run"
+    runner._model.blocks_run += 1  # type: ignore[attr-defined]
+    look()
+    assert worker._watchdog._set is not None
+    worker._watchdog.idle()
+    worker._llm.close()
+
+
 def test_a_model_that_cannot_be_loaded_is_told() -> None:
     worker = RayWorker(msgspec.msgpack.encode({"model": "/nothing/here"}), open_llm)
     failed = msgspec.msgpack.decode(worker.open(), type=WorkerHello | Failed)

@@ -44,6 +44,7 @@ class SteppedEngine(JobEngine, Protocol):
     """One that is here, and can be looked up from after each of its steps."""
 
     def steps(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[list[Finished]]: ...
+    def watch(self, goes_on: Callable[[], None]) -> None: ...
 
 
 OpenLLM = Callable[[Config], JobEngine]

@@ -61,6 +61,7 @@ class RayWorker:
             self._llm = self._open(config)
         except PenstockError as error:
             return msgspec.msgpack.encode(Failed(type(error).__name__, str(error), error.param))
+        self._llm.watch(self._watchdog.stepped)
         facts = self._llm.facts
         return msgspec.msgpack.encode(
             WorkerHello(

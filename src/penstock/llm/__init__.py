@@ -169,6 +169,11 @@ class LLM(BetweenCalls, LabelScorer):
             for told in steps:
                 yield [finished_of(*each) for each in told if each[1] is None or each[0].finish_reason is not None]
 
+    def watch(self, goes_on: Callable[[], None]) -> None:
+        """Has `goes_on` called while a step is waited for, now and then, as long as its layers go on: on a CPU one may
+        take minutes. For who ends an engine that hangs."""
+        self.engine.runner.watch(goes_on)
+
     # --- what else it says --------------------------------------------------------------------------------------------
 
     def get_tokenizer(self) -> HfTokenizer:

@@ -212,7 +212,7 @@ def test_a_client_process_that_dies_is_told_with_its_last_words(monkeypatch: pyt
         started[0].process.kill()
 
     load = load_of(asks_for(["nothing"] * 2))
-    with HostileServer() as server, pytest.raises(EngineError, match="ended with code -9: no more memory"):
+    with HostileServer() as server, pytest.raises(EngineError, match="was killed by signal 9: no more memory"):
         run_load(target_of(server.url), load, point="p", start=0, processes=2, progress=kill)
 
 

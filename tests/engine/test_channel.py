@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock.children.carried_error import CarriedError
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import (
     DOWN,
@@ -19,7 +20,6 @@ from penstock.engine.channel import (
     Close,
     Down,
     EngineEnd,
-    Failed,
     Left,
     Ready,
     StepOutputs,
@@ -65,7 +65,7 @@ def deltas() -> Deltas:
 
 
 IDS = np.arange(5, dtype=np.int32).tobytes()
-TOO_LONG = Refused(1, "ContextLengthError", "too long", "prompt")
+TOO_LONG = Refused(1, CarriedError("ContextLengthError", "too long", "prompt"))
 WORDS_DOWN: list[Down] = [
     Ask(Request(request_id=2**50, prompt=IDS, sampling=FULL, stream=True, watch=b"\x80\x01", samples=[6, 0])),
     Ask(Request(request_id=0, prompt=b"", sampling=SamplingParams())),
@@ -75,9 +75,9 @@ WORDS_DOWN: list[Down] = [
 ]  # fmt: skip
 WORDS_UP: list[Up] = [
     Ready(FACTS),
-    Failed("UsageError", "a line", "model"),
-    Failed("EngineError", "a line", None),
-    StepOutputs(None, [TOO_LONG, Refused(2, "UsageError", "no", None)], {"running": 1.0}),
+    CarriedError("UsageError", "a line", "model"),
+    CarriedError("EngineError", "a line", None),
+    StepOutputs(None, [TOO_LONG, Refused(2, CarriedError("UsageError", "no", None))], {"running": 1.0}),
     StepOutputs(empty_deltas(), [], None),
     StepOutputs(deltas(), [], {}),
 ]  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_foreign_extension_and_a_foreign_word_are_refused() -> None:
     with pytest.raises(EngineError, match="cannot be read"):
         UP.decode(DOWN.encode(Close()))  # a word that goes down
     with pytest.raises(EngineError, match="cannot be read"):
-        DOWN.decode(UP.encode(Failed("a", "b", None)))
+        DOWN.decode(UP.encode(CarriedError("a", "b", None)))
     with pytest.raises(EngineError, match="cannot be read"):
         DOWN.decode(b"\xc1")
 
@@ -158,9 +158,9 @@ def test_each_client_gets_its_own_news_in_its_own_ids(one_each: bool) -> None:
     assert [found[c].count for c in range(3)] == [seen[c] for c in range(3)]
     for client in range(3):
         assert found[client].prompts == [PromptNews(i, 16 * c) for c, i in ids[:9] if c == client]
-    refused = [Refused(owners.engine_id(c, i), "UsageError", str(c), None) for c, i in ids[:5]]
+    refused = [Refused(owners.engine_id(c, i), CarriedError("UsageError", str(c), None)) for c, i in ids[:5]]
     for client, told in owners.refused(refused).items():
-        assert told == [Refused(i, "UsageError", str(c), None) for c, i in ids[:5] if c == client]
+        assert told == [Refused(i, CarriedError("UsageError", str(c), None)) for c, i in ids[:5] if c == client]
 
 
 def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
@@ -189,10 +189,12 @@ def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
             engine.send_up(Ready(FACTS))
             for client in clients:
                 assert_same(await client.receive(), Ready(FACTS))
-            engine.send_up(StepOutputs(None, [Refused(22, "UsageError", "no", None)], None))
+            engine.send_up(StepOutputs(None, [Refused(22, CarriedError("UsageError", "no", None))], None))
             engine.send_up(StepOutputs(None, [], {"a": 1.0}))
             assert await clients[0].receive() == StepOutputs(None, [], {"a": 1.0}, 1)
-            assert await clients[1].receive() == StepOutputs(None, [Refused(7, "UsageError", "no", None)], None, 1)
+            assert await clients[1].receive() == StepOutputs(
+                None, [Refused(7, CarriedError("UsageError", "no", None))], None, 1
+            )
             clients[0].close()
             assert await hear(engine, 1) == [Left(0)] and engine.clients == 2
             clients[1].send_down(Cancel(7, 3))
@@ -201,7 +203,7 @@ def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
             assert await hear(engine, 2) == [Cancel(22, 3), Left(1)] and engine.clients == 1
             assert await clients[2].receive() == StepOutputs(None, [], {"a": 1.0}, 1)
             engine.send_up(
-                StepOutputs(None, [Refused(22, "UsageError", "no", None)], {"b": 2.0})
+                StepOutputs(None, [Refused(22, CarriedError("UsageError", "no", None))], {"b": 2.0})
             )  # of one who has gone
             assert await clients[2].receive() == StepOutputs(None, [], {"b": 2.0}, 1)
             assert engine.receive(0) == []

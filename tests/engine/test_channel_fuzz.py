@@ -10,8 +10,9 @@ from fuzz_targets import EngineLoop, heard
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from penstock.children.carried_error import CarriedError
 from penstock.engine.build_engine import EngineFacts
-from penstock.engine.channel import DOWN, UP, Ask, Cancel, Close, Failed, Ready, StepOutputs
+from penstock.engine.channel import DOWN, UP, Ask, Cancel, Close, Ready, StepOutputs
 from penstock.engine.engine import Refused
 from penstock.errors import EngineError
 from penstock.request import Request, SamplingParams
@@ -51,9 +52,9 @@ NEWS = [
     for word in (
         news(GOES_ON, (0, 0), (1, 1), (0, 1)),
         news(LENGTH, (0, 0), (1, 1)),
-        StepOutputs(None, [Refused(0, "UsageError", "no", "n")], None),
+        StepOutputs(None, [Refused(0, CarriedError("UsageError", "no", "n"))], None),
         StepOutputs(None, [], {"completed_steps": 4.0}),
-        Failed("CapacityError", "a line", None),
+        CarriedError("CapacityError", "a line", None),
         Ready(FACTS),
     )
 ]

@@ -252,7 +252,7 @@ def test_whoever_waits_is_told_of_the_engines_end(loop: asyncio.Runner, folders:
         waiting = asyncio.ensure_future(client.control(Control(UPDATE, folder=str(one))))
         await asyncio.sleep(0)
         client._process.kill()
-        with pytest.raises(EngineError, match="ended with code"):
+        with pytest.raises(EngineError, match="was killed by signal 9"):
             await waiting
         stream.cancel()
         with pytest.raises(EngineError):

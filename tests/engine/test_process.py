@@ -201,7 +201,7 @@ def test_an_engine_that_dies_wakes_every_waiter(how: str, folder: Path, loop: as
     assert sum(isinstance(end, EngineError) for end in ends) > 20
     assert all(isinstance(end, (EngineError, dict)) for end in ends)  # a few may have ended before
     (told,) = {str(end) for end in ends if isinstance(end, EngineError)}
-    assert "\n" not in told and ("code -9" if how == "killed" else "cannot be read") in told
+    assert "\n" not in told and ("killed by signal 9" if how == "killed" else "cannot be read") in told
     assert client._process.returncode is not None
 
 

@@ -17,12 +17,12 @@ FLOORS: tuple[frozenset[str], ...] = (
             "journal_lines",
             "key_set",
             "mask_board",
-            "parent_death",
             "shared_weights",
             "status_line",
             "vllm_arguments",
         }
     ),
+    frozenset({"children"}),
     frozenset({"artifact", "journal", "ray_cluster", "kernels", "parallel", "schedule", "text", "almanac"}),
     frozenset({"quant", "bench"}),
     frozenset({"layers"}),
@@ -61,7 +61,7 @@ BARRED_ROOMS: dict[str, frozenset[str]] = {
 }
 
 # Room -> the only rooms that it sees.
-ONLY_ROOMS: dict[str, frozenset[str]] = {"bench": WORDS | {"almanac"}}
+ONLY_ROOMS: dict[str, frozenset[str]] = {"bench": WORDS | {"almanac", "children"}}
 
 # Outside package -> the only places (folders or files under src/penstock) that import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {

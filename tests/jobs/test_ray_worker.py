@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock import LLM
-from penstock.engine.channel import Failed
+from penstock.children.carried_error import CarriedError
 from penstock.jobs.open_llm import open_llm
 from penstock.jobs.ray_worker import RayWorker, TurnNews, WorkerHello
 from penstock.llm import Finished, Prompt
@@ -30,7 +30,7 @@ def turn(worker: RayWorker, *numbers: int) -> list[Finished]:
 
 def test_turns_bring_what_an_engine_gives() -> None:
     worker = RayWorker(msgspec.msgpack.encode(KNOBS), open_llm)
-    hello = msgspec.msgpack.decode(worker.open(), type=WorkerHello | Failed)
+    hello = msgspec.msgpack.decode(worker.open(), type=WorkerHello | CarriedError)
     assert isinstance(hello, WorkerHello) and hello.rows == 4 and hello.identity["model"] == "demo"
     assert turn(worker) == []  # nothing to do
     found = turn(worker, 1, 2) + turn(worker, 3)  # 3 comes to an engine that may have had all before
@@ -69,5 +69,5 @@ def test_a_step_whose_layers_go_on_is_no_hang() -> None:
 
 def test_a_model_that_cannot_be_loaded_is_told() -> None:
     worker = RayWorker(msgspec.msgpack.encode({"model": "/nothing/here"}), open_llm)
-    failed = msgspec.msgpack.decode(worker.open(), type=WorkerHello | Failed)
-    assert isinstance(failed, Failed) and "/nothing/here" in failed.message
+    failed = msgspec.msgpack.decode(worker.open(), type=WorkerHello | CarriedError)
+    assert isinstance(failed, CarriedError) and "/nothing/here" in failed.message

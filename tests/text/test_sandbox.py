@@ -177,7 +177,7 @@ def test_what_ended_from_outside_is_started_again(tokenizer: Tokenizer) -> None:
             (sandbox,) = pool._open
             os.kill(sandbox._process.pid, signal.SIGKILL)
             os.waitid(os.P_PID, sandbox._process.pid, os.WEXITED | os.WNOWAIT)
-            with pytest.raises(FaultError, match="ended from outside"):
+            with pytest.raises(FaultError, match="was killed by signal 9: send it again"):
                 await pool.run([ChatJob(messages=HI)])
             assert (await pool.run([ChatJob(messages=HI)]))[0].text == "<hi>"
         finally:

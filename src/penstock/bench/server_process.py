@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.children.spawn import how_ended
 from penstock.errors import EngineError
 
 HOST = "127.0.0.1"
@@ -69,7 +70,7 @@ class ServerProcess:
                 if self.ended(BETWEEN):
                     last = (self.tail().strip().splitlines() or ["it said nothing"])[-1]
                     code = self._process.returncode
-                    raise EngineError(f"the server ended with code {code}: {last[:300]} (all in {self.log})")
+                    raise EngineError(f"the server {how_ended(code)}: {last[:300]} (all in {self.log})")
                 if time.monotonic() > until:
                     raise EngineError(f"the server was not ready after {LOAD_PATIENCE:.0f} s: see {self.log}")
         except BaseException:

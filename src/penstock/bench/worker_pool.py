@@ -6,7 +6,6 @@ It knows processes and messages; not what is in the results.
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from penstock.bench.worker_protocol import (
     receive,
     send,
 )
+from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import EngineError
 
 LEAD = 0.05  # seconds between the word and the point's begin
@@ -129,7 +129,7 @@ def _next(waiting: list[WorkerProcess], patience: float) -> tuple[WorkerProcess,
     code = worker.process.wait()
     worker.errors.seek(0)
     lines = worker.errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-    raise EngineError(f"a client process of the load ended with code {code}: {lines[-1][:300]}")
+    raise EngineError(f"a client process of the load {how_ended(code)}: {lines[-1][:300]}")
 
 
 def start_worker() -> WorkerProcess:
@@ -137,9 +137,8 @@ def start_worker() -> WorkerProcess:
     ours, theirs = Pipe()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
     with theirs:
-        command = [sys.executable, "-m", "penstock.bench.load_worker", str(theirs.fileno())]
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=[theirs.fileno()],
-            start_new_session=True,
+        process = spawn(
+            command_of("penstock.bench.load_worker", theirs.fileno()), "a client process of the load",
+            fds=(theirs.fileno(),), stdout=errors, stderr=errors, session=True,
         )  # fmt: skip
     return WorkerProcess(process, ours, errors)

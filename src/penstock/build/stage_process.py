@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 
-from penstock import errors
+from penstock.children.carried_error import CarriedError
+from penstock.children.lifetime import begin_child
+from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import EngineError, PenstockError
-from penstock.parent_death import begin_child
 
-STAGE = (sys.executable, "-m", "penstock.build.stage_process")
+STAGE = command_of("penstock.build.stage_process")
 # What may be called: a name -> its module in this room. Each takes its own job, as keywords that JSON can say.
 CALLS = {
     "try_weights": "choose_weights",
@@ -38,15 +39,13 @@ class _Call(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    result: dict[str, Any] | None = None
-    kind: str | None = None
-    message: str = ""
-    param: str | None = None
+    result: dict[str, Any] = {}
+    error: CarriedError | None = None
 
 
-def run_apart(name: str, job: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def run_apart(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the function gave. Raises the PenstockError that it raised; EngineError where its process died."""
-    process = subprocess.Popen(STAGE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environment))
+    process = spawn(STAGE, f"the process of stage {name}", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         said, _ = process.communicate(msgspec.json.encode(_Call(name, dict(job))) + b"\n")
     finally:
@@ -55,15 +54,13 @@ def run_apart(name: str, job: Mapping[str, Any], environment: Mapping[str, str] 
             process.wait()
     if process.returncode or not said:
         raise EngineError(
-            f"the process of stage {name} ended with code {process.returncode}: what it said stands above; the same "
+            f"the process of stage {name} {how_ended(process.returncode)}: what it said stands above; the same "
             "command begins this stage again"
         )
     answer = msgspec.json.decode(said, type=_Answer)
-    if answer.kind is not None:
-        kind = getattr(errors, answer.kind, EngineError)
-        assert issubclass(kind, PenstockError)
-        raise kind(answer.message, param=answer.param)
-    return answer.result or {}
+    if answer.error is not None:
+        raise answer.error.error()
+    return answer.result
 
 
 def main() -> int:
@@ -78,7 +75,7 @@ def main() -> int:
         function = getattr(import_module(f"penstock.build.{CALLS[call.name]}"), call.name)
         answer = _Answer(result=function(**call.job))
     except PenstockError as error:
-        answer = _Answer(kind=type(error).__name__, message=str(error), param=error.param)
+        answer = _Answer(error=CarriedError.of(error))
     answers.write(msgspec.json.encode(answer))
     answers.close()
     return 0

@@ -158,7 +158,9 @@ def _turn(engine: Engine, work: WorkSample) -> Iterator[tuple[int, int, list[int
             Request(request_id=place, prompt=np.array(prompt, np.int32).tobytes(), sampling=sampling)
         )
         if refused is not None:
-            raise UsageError(f"prompt {place} of {work.told} cannot run: {refused.message}", param=refused.param)
+            raise UsageError(
+                f"prompt {place} of {work.told} cannot run: {refused.error.message}", param=refused.error.param
+            )
     while engine.has_work:
         news = engine.step()
         if news is None:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from penstock.children.carried_error import CarriedError
+from penstock.children.spawn import how_ended
 from penstock.engine.build_engine import EngineFacts
-from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, GoesOn, StepOutputs
-from penstock.engine.client import Client, PendingRequest, error_of
+from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, GoesOn, StepOutputs
+from penstock.engine.client import Client, PendingRequest
 from penstock.engine.control import Control, Controlled, Weights
-from penstock.engine.engine import FIRST_WEIGHTS, Refused
+from penstock.engine.engine import FIRST_WEIGHTS
 from penstock.engine.group_stop import GroupStop
 from penstock.engine.request_stream import Stream
 from penstock.engine.watchdog import STEP_TIMEOUT
@@ -247,8 +249,8 @@ class AsyncClient:
         try:
             while True:
                 word = await self._end.receive()
-                if isinstance(word, Failed):
-                    self._fail(error_of(Refused(-1, word.kind, word.message, word.param)))
+                if isinstance(word, CarriedError):
+                    self._fail(word.error())
                     return
                 if isinstance(word, StepOutputs):
                     await self._news(word)
@@ -261,7 +263,7 @@ class AsyncClient:
                     if word.refused is None:
                         done.set_result(None)
                     else:
-                        done.set_exception(error_of(word.refused))
+                        done.set_exception(word.refused.error())
         except EngineError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  every waiter raises it: nobody would wake them otherwise
@@ -283,7 +285,7 @@ class AsyncClient:
         for refused in word.refused:
             stream = self._streams.pop(refused.request_id, None)
             if stream is not None:
-                stream.end(error_of(refused))
+                stream.end(refused.error.error())
             self._client.refused(refused.request_id)
         if word.deltas is None:
             return
@@ -313,7 +315,7 @@ class AsyncClient:
         if not self._closing:
             await asyncio.sleep(0.2)  # its last words may still be on the way
             hung = self.step_age > self.step_timeout
-            self._fail(self._hung() if hung else EngineError(f"the engine's process ended with code {code}"))
+            self._fail(self._hung() if hung else EngineError(f"the engine's process {how_ended(code)}"))
 
     async def _look(self) -> None:
         """Ends an engine that completes no step while it has work, where it doesn't do so itself (watchdog.py): it is

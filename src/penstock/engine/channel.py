@@ -17,12 +17,13 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from penstock.children.array_codec import ArrayCodec
+from penstock.children.carried_error import CarriedError
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.client_ids import ClientIds
 from penstock.engine.control import Control, Controlled, Weights
 from penstock.engine.engine import Refused
 from penstock.request import Request
-from penstock.schedule.array_codec import ArrayCodec
 from penstock.schedule.deltas import Deltas
 
 
@@ -49,14 +50,6 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     facts: EngineFacts
 
 
-class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """Up, last: the engine ends, and why. `kind` is the error's class name."""
-
-    kind: str
-    message: str
-    param: str | None
-
-
 class StepOutputs(msgspec.Struct, tag="news", frozen=True):
     """Up: what one step brought, and the engine's stats now and then. heard: how many requests of this client are in
     those."""
@@ -72,7 +65,7 @@ class GoesOn(msgspec.Struct, tag="goes on", frozen=True):
 
 
 Down = Ask | Cancel | Close | Control
-Up = Ready | Failed | StepOutputs | GoesOn | Controlled | Weights
+Up = Ready | CarriedError | StepOutputs | GoesOn | Controlled | Weights
 
 
 _WHAT = "a message between server and engine"  # bytes that are none come from who is broken, or no part of this engine

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock import errors
 from penstock.engine.build_engine import EngineFacts
-from penstock.engine.engine import Refused
 from penstock.engine.group_stop import STOP_WHEN, GroupStop
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.engine.sample_decoder import SampleDecoder
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import UsageError
 from penstock.request import FINISH_REASONS, REST, Delta, PositionLogprobs, Request, SamplingParams, check_request
 from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, STOP, Deltas, PromptNews
 
@@ -352,10 +350,3 @@ def visible_tokens(tokens: list[int], finish: str | None, params: SamplingParams
     if finish == "stop" and not params.include_stop_str_in_output:
         return tokens[:-1]
     return tokens
-
-
-def error_of(refused: Refused) -> PenstockError:
-    """The exception that a refusal stands for."""
-    kind = getattr(errors, refused.kind, UsageError)
-    assert issubclass(kind, PenstockError)
-    return kind(refused.message, param=refused.param)

@@ -14,7 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.engine.engine import Engine, Refused
+from penstock.children.carried_error import CarriedError
+from penstock.engine.engine import Engine
 from penstock.errors import PenstockError
 from penstock.shared_weights import SharedWeights
 
@@ -39,7 +40,7 @@ class Controlled(msgspec.Struct, tag="controlled", frozen=True):
     """Up: it is done, or why not."""
 
     number: int
-    refused: Refused | None = None
+    refused: CarriedError | None = None
 
 
 class Weights(msgspec.Struct, tag="weights", frozen=True):
@@ -97,5 +98,5 @@ class ControlQueue:
         try:
             self._work[word.what](word)
         except PenstockError as error:
-            return client, Controlled(word.number, Refused.of(-1, error))
+            return client, Controlled(word.number, CarriedError.of(error))
         return client, Controlled(word.number)

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.children.carried_error import CarriedError
 from penstock.engine.mask_patience import MaskPatience
 from penstock.engine.mask_pool import MaskPool
 from penstock.engine.pace import StepPace
@@ -31,16 +32,10 @@ FIRST_WEIGHTS = "default"  # the version of those that an engine is opened with
 
 @dataclass(slots=True)
 class Refused:
-    """A request that never ran, and why: `kind` is the error's class name."""
+    """A request that never ran, and why."""
 
     request_id: int
-    kind: str
-    message: str
-    param: str | None
-
-    @classmethod
-    def of(cls, request_id: int, error: PenstockError) -> Refused:
-        return cls(request_id, type(error).__name__, str(error), error.param)
+    error: CarriedError
 
 
 class Engine:
@@ -81,12 +76,12 @@ class Engine:
             else:
                 self.scheduler.submit(request, MaskPool.factory(self.masks, request.sampling))
         except PenstockError as error:
-            return Refused.of(request.request_id, error)
+            return Refused(request.request_id, CarriedError.of(error))
         except Exception:
             if request.request_id in self.scheduler.live:
                 raise  # it was half taken in: the columns are not to be trusted any more
             logging.getLogger(__name__).exception("a request was refused: the scheduler failed at it")
-            return Refused(request.request_id, FaultError.__name__, "the engine failed at this request", None)
+            return Refused(request.request_id, CarriedError.of(FaultError("the engine failed at this request")))
         return None
 
     def cancel(self, request_id: int, sample: int | None = None) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,20 +17,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.children.carried_error import CarriedError
+from penstock.children.spawn import command_of, could_not_start, how_ended
 from penstock.config import Config
 from penstock.engine.async_client import AsyncClient, EngineProcess
 from penstock.engine.build_engine import EngineFacts
-from penstock.engine.channel import ClientEnd, Failed, Ready, Up
-from penstock.engine.client import error_of
-from penstock.engine.engine import Refused
+from penstock.engine.channel import ClientEnd, Ready, Up
 from penstock.engine.placement import Place
 from penstock.engine.watchdog import STEP_TIMEOUT
-from penstock.errors import CapacityError, EngineError
+from penstock.errors import EngineError
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-ENGINE = (sys.executable, "-m", "penstock.engine.process")
+ENGINE = command_of("penstock.engine.process")
 
 
 async def launch(config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT) -> AsyncClient:
@@ -80,9 +79,7 @@ async def start(
     try:
         process = await asyncio.create_subprocess_exec(*engine, stdin=asyncio.subprocess.PIPE, env=environment)
     except OSError as error:
-        raise CapacityError(
-            f"the engine's process could not be started: {error.strerror}: free memory or raise the process limit"
-        ) from error
+        raise could_not_start("the engine's process", error) from error
     # The line on standard input, which stays open: its end would be the engine's.
     assert process.stdin is not None
     knobs = {name: value for name, value in config.told().items() if name != "data_parallel_size"}  # it is one of them
@@ -111,7 +108,7 @@ def load_tokenizer(facts: EngineFacts) -> Tokenizer:
 
 
 async def facts_of(end: ClientEnd, process: EngineProcess) -> EngineFacts:
-    """Waits for Ready; Failed, or the process's end, is raised."""
+    """Waits for Ready; what it raised, or the process's end, is raised."""
     word = asyncio.ensure_future(end.receive())
     gone = asyncio.ensure_future(process.wait())
     try:
@@ -119,7 +116,7 @@ async def facts_of(end: ClientEnd, process: EngineProcess) -> EngineFacts:
         if not word.done():
             await asyncio.wait({word}, timeout=0.5)  # its last words may still be on the way
         if not word.done():
-            raise EngineError(f"the engine's process ended with code {process.returncode} while it loaded")
+            raise EngineError(f"the engine's process {how_ended(process.returncode)} while it loaded")
         return _facts(word.result())
     finally:
         for task in (word, gone):
@@ -127,8 +124,8 @@ async def facts_of(end: ClientEnd, process: EngineProcess) -> EngineFacts:
 
 
 def _facts(word: Up) -> EngineFacts:
-    if isinstance(word, Failed):
-        raise error_of(Refused(-1, word.kind, word.message, word.param))
+    if isinstance(word, CarriedError):
+        raise word.error()
     if not isinstance(word, Ready):
         raise EngineError("the engine spoke before it was ready")
     return word.facts

@@ -20,7 +20,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import OrderedDict
@@ -31,14 +30,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from penstock.children.frames import Frames, frame
+from penstock.children.spawn import QUIET, command_of, spawn
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.mask_board import MaskBoard
 from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.schedule.step import Int32
 from penstock.text.form_trials import Compile, Compiled
-from penstock.text.frames import Frames
 from penstock.text.mask_process import Begin, End, Look, MaskStart
-from penstock.text.sandbox_process import frame
 
 KEPT = 512  # forms
 KEPT_BYTES = 128 * 2**20  # of their texts together, and what they take compiled
@@ -317,20 +316,14 @@ class MaskPool:
         """Starts processes that share a vocabulary, and returns our ends of their sockets."""
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [their.fileno() for _, their in pairs]
-        command = [sys.executable, "-m", "penstock.text.mask_process", msgspec.json.encode(start).decode()]
+        about = msgspec.json.encode(start).decode()
         try:
             self._children.append(
-                subprocess.Popen(
-                    [*command, *map(str, theirs)],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(*theirs, self._memory),
-                    env={**os.environ, **_ALONE},
+                spawn(
+                    command_of("penstock.text.mask_process", about, *theirs), "the processes that make masks",
+                    fds=(*theirs, self._memory), environment=_ALONE, stdout=QUIET,
                 )
             )  # fmt: skip
-        except OSError as error:
-            raise CapacityError(
-                f"the processes that make masks could not be started: {error.strerror}: free memory or raise the "
-                "process limit"
-            ) from error
         finally:
             for _, their in pairs:
                 their.close()

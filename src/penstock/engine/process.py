@@ -18,15 +18,16 @@ from typing import Any
 
 import msgspec
 
+from penstock.children.carried_error import CarriedError
+from penstock.children.lifetime import begin_child
 from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts, build_engine
-from penstock.engine.channel import Ask, Cancel, ControlOf, EngineEnd, Failed, GoesOn, Heard, Left, Ready, StepOutputs
+from penstock.engine.channel import Ask, Cancel, ControlOf, EngineEnd, GoesOn, Heard, Left, Ready, StepOutputs
 from penstock.engine.compile_queue import CompileQueue
 from penstock.engine.control import ControlQueue, Weights
 from penstock.engine.engine import Engine, Refused
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
-from penstock.errors import EngineError, PenstockError
-from penstock.parent_death import begin_child
+from penstock.errors import PenstockError
 from penstock.request import REST
 
 COMPILE_LOOK = 1  # milliseconds between looks at a grammar that is compiled, where nothing else is to do
@@ -63,10 +64,10 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
         _turn(engine, end, Watchdog(start.step_timeout))
         engine.close()
     except PenstockError as error:
-        end.send_up(Failed(type(error).__name__, str(error), error.param))
+        end.send_up(CarriedError.of(error))
         return error.exit_code
     except Exception as error:
-        end.send_up(Failed(EngineError.__name__, f"the engine died: {type(error).__name__}: {error}", None))
+        end.send_up(CarriedError.of(error, "the engine died: "))
         raise
     finally:
         end.close()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.children.carried_error import CarriedError
 from penstock.engine.async_client import AsyncClient, ReplicaState, SharedEngine
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import ClientEnd
@@ -271,7 +272,7 @@ class ReplicaSet:
                 self.tokenizer = load_tokenizer(facts)
         except PenstockError as error:
             end.close()
-            self._tell(JoinFailed.of(life, error))
+            self._tell(JoinFailed(life, CarriedError.of(error)))
             return
         except BaseException:
             end.close()

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engine.client import error_of
-from penstock.engine.engine import Refused
-from penstock.errors import PenstockError
+from penstock.children.carried_error import CarriedError
 
 
 class Join(msgspec.Struct, tag="join", frozen=True):
@@ -40,20 +38,10 @@ class Joined(msgspec.Struct, tag="joined", frozen=True):
 
 
 class JoinFailed(msgspec.Struct, tag="join_failed", frozen=True):
-    """Up: it will never be ready. `kind` is the error's class name."""
+    """Up: it will never be ready, and why."""
 
     life: int
-    kind: str
-    message: str
-    param: str | None
-
-    @classmethod
-    def of(cls, life: int, error: PenstockError) -> JoinFailed:
-        return cls(life, type(error).__name__, str(error), error.param)
-
-    @property
-    def error(self) -> PenstockError:
-        return error_of(Refused(-1, self.kind, self.message, self.param))
+    error: CarriedError
 
 
 class Hung(msgspec.Struct, tag="hung", frozen=True):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from penstock.children.spawn import how_ended
 from penstock.config import Config
 from penstock.engine.async_client import HURRIED
 from penstock.engine.fitted import ranks_of
@@ -122,7 +123,7 @@ class Supervisor:
         if isinstance(word, Hung):
             life.why = word.why
         elif not life.ready.done():
-            life.ready.set_exception(word.error)
+            life.ready.set_exception(word.error.error())
         if life.process.returncode is None:
             life.process.kill()
 
@@ -186,10 +187,10 @@ class Supervisor:
         if isinstance(failed, PenstockError):
             return failed
         if not life.ready.done():
-            return EngineError(f"the engine's process ended with code {code} while it loaded")
+            return EngineError(f"the engine's process {how_ended(code)} while it loaded")
         if life.leaving and code == 0:
             return None
-        return EngineError(life.why or f"its process ended with code {code}")
+        return EngineError(life.why or f"its process {how_ended(code)}")
 
     # --- all of them
 

@@ -2,8 +2,8 @@
 hold. It knows the words and their bytes, never pickled; no models and no devices.
 
     down    RankStart | Limits, as all ranks have agreed | a plan for each step, and LateMasks behind it
-                  where it draws late (schedule/array_codec.py) | RankOrder between steps
-    up      RankLimits | RankDrew for each step | RankDone for each order | RankFailed, last
+                  where it draws late (children/array_codec.py) | RankOrder between steps
+    up      RankLimits | RankDrew for each step | RankDone for each order | CarriedError, last: why it ends
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from penstock import errors
+from penstock.children import frames
+from penstock.children.array_codec import ArrayCodec
+from penstock.children.carried_error import CarriedError
 from penstock.config import Config
-from penstock.errors import EngineError, PenstockError
 from penstock.execute.limits import Limits
-from penstock.schedule.array_codec import ArrayCodec
-from penstock.schedule.step import LateMasks, StepPlan, StepTokens
+from penstock.schedule.step import JOIN_RECORD, LateMasks, StepPlan, StepTokens
 from penstock.shared_weights import SharedWeights, WeightsSource
 
-_LENGTH = struct.Struct("<I")
 _BUFFER = 1 << 20  # bytes that a sender need not wait for: several plans of thousands of rows
 
 
@@ -70,27 +69,6 @@ class RankDrew(msgspec.Struct, tag="drew", frozen=True):
     counts: dict[str, int] = {}
 
 
-class RankFailed(msgspec.Struct, tag="failed", frozen=True):
-    """Up, last: the rank ends, and why. `kind` is the error's class name."""
-
-    kind: str
-    message: str
-    param: str | None
-
-    @classmethod
-    def of(cls, error: Exception) -> RankFailed:
-        if isinstance(error, PenstockError):
-            return cls(type(error).__name__, str(error), error.param)
-        return cls(EngineError.__name__, f"{type(error).__name__}: {error}", None)
-
-    def error(self, rank: int) -> PenstockError:
-        """Returns what was raised there."""
-        kind = getattr(errors, self.kind)
-        assert issubclass(kind, PenstockError)
-        made: PenstockError = kind(f"rank {rank}: {self.message}", param=self.param)
-        return made
-
-
 class RankOrder(msgspec.Struct, frozen=True):
     """Down, between two steps: have weights loaded beside the model's (`load`, of a folder or of another process), put
     in their place (`take`), or let go (`forget`)."""
@@ -111,12 +89,12 @@ class RankOrder(msgspec.Struct, frozen=True):
 class RankDone(msgspec.Struct, tag="done", frozen=True):
     """Up: an order is carried out, or why not; then nothing has changed."""
 
-    refused: RankFailed | None = None
+    refused: CarriedError | None = None
 
 
-PLANS: ArrayCodec[StepPlan] = ArrayCodec(StepPlan, "a step's plan")
+PLANS: ArrayCodec[StepPlan] = ArrayCodec(StepPlan, "a step's plan", JOIN_RECORD)
 LATE_MASKS: ArrayCodec[LateMasks] = ArrayCodec(LateMasks, "a step's late masks")
-RankWord = RankLimits | RankDrew | RankDone | RankFailed
+RankWord = RankLimits | RankDrew | RankDone | CarriedError
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(RankStart).decode
 decode_limits = msgspec.msgpack.Decoder(Limits).decode
@@ -154,8 +132,7 @@ class RankChannel:
     def send(self, data: bytes | bytearray) -> None:
         """Raises OSError where nobody takes it."""
         with self._sending:
-            self._socket.sendall(_LENGTH.pack(len(data)))
-            self._socket.sendall(data)
+            frames.send(self._socket, data)
 
     def comes(self, seconds: float) -> bool:
         """Returns whether receive() has something to begin with, now or within so many seconds: the end is something
@@ -166,8 +143,7 @@ class RankChannel:
 
     def receive(self) -> bytearray | None:
         """Waits for a message; None: the other end has gone, or this one was closed."""
-        head = self._exactly(_LENGTH.size)
-        return None if head is None else self._exactly(_LENGTH.unpack(head)[0])
+        return frames.receive(self._socket)
 
     def hang_up(self) -> None:
         """Ends the talk at both ends; whoever waits in receive() is let go."""
@@ -179,16 +155,3 @@ class RankChannel:
     def close(self) -> None:
         """Gives the descriptor back, when nobody waits any more."""
         self._socket.close()
-
-    def _exactly(self, count: int) -> bytearray | None:
-        data = bytearray(count)
-        rest = memoryview(data)
-        while rest.nbytes:
-            try:
-                got = self._socket.recv_into(rest)
-            except ConnectionError:
-                return None
-            if not got:
-                return None
-            rest = rest[got:]
-        return data

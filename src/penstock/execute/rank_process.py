@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 
 from penstock.artifact.manifest import KERNELS
+from penstock.children.carried_error import CarriedError
+from penstock.children.lifetime import begin_child
 from penstock.errors import EngineError, PenstockError
 from penstock.execute.executor import open_executor
 from penstock.execute.limits import Limits
@@ -29,7 +31,6 @@ from penstock.execute.rank_channel import (
     RankChannel,
     RankDone,
     RankDrew,
-    RankFailed,
     RankLimits,
     RankOrder,
     RankStart,
@@ -43,7 +44,6 @@ from penstock.execute.rank_gpus import check_own_gpu
 from penstock.execute.runner import TorchRunner
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
-from penstock.parent_death import begin_child
 from penstock.schedule.step import Flight
 
 _LOOK = 1e-3  # seconds between two looks at whether a step is done
@@ -120,7 +120,7 @@ def _carry_out(runner: TorchRunner, order: RankOrder) -> RankDone:
         else:
             runner.forget_beside()
     except PenstockError as error:
-        return RankDone(RankFailed.of(error))
+        return RankDone(CarriedError.of(error))
     return RankDone()
 
 
@@ -158,7 +158,7 @@ def _fail(channel: RankChannel, error: Exception) -> None:
     if not isinstance(error, PenstockError) or error.__cause__ is not None:  # a device's error is behind its line
         traceback.print_exception(error)
     try:
-        channel.send(encode(RankFailed.of(error)))
+        channel.send(encode(CarriedError.of(error)))
     except OSError:
         pass  # rank 0 is gone
     os._exit(1)

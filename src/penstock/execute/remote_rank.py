@@ -8,12 +8,12 @@ from __future__ import annotations
 import queue
 import socket
 import subprocess
-import sys
 import threading
 from collections import deque
 
 import msgspec
 
+from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import CapacityError, EngineError, PenstockError
 from penstock.execute.limits import Limits
 from penstock.execute.rank_channel import RankChannel, RankDone, RankDrew, RankLimits, RankStart, decode_word, encode
@@ -40,7 +40,7 @@ class RemoteRank:
         self._drawn: deque[RankDrew] = deque()  # rank 0's own
         own, theirs = socket.socketpair()
         self._channel = RankChannel(own, start.seconds)
-        # The kernel ends a process with the *thread* that started it (parent_death.py): this one stays as long.
+        # The kernel ends a process with the *thread* that started it (children/lifetime.py): this one stays as long.
         self._thread = threading.Thread(
             target=self._live, args=(theirs,), name=f"penstock-rank{self.rank}", daemon=True
         )
@@ -73,7 +73,7 @@ class RemoteRank:
         found = self._done.get()
         if found is None:
             raise self.failure()
-        return None if found.refused is None else found.refused.error(self.rank)
+        return None if found.refused is None else found.refused.error(f"rank {self.rank}: ")
 
     def compare(self, number: int, tokens: StepTokens) -> None:
         """Holds what it drew, as far as it has said, to rank 0's tokens. EngineError where they part."""
@@ -107,11 +107,11 @@ class RemoteRank:
         self._channel.close()
 
     def _live(self, theirs: socket.socket) -> None:
-        command = [sys.executable, "-m", "penstock.execute.rank_process", str(theirs.fileno())]
         try:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
-        except OSError as error:
-            return self._end(CapacityError(f"the process of rank {self.rank} could not be started: {error.strerror}"))
+            command = command_of("penstock.execute.rank_process", theirs.fileno())
+            self.process = spawn(command, f"the process of rank {self.rank}", fds=(theirs.fileno(),))
+        except CapacityError as error:
+            return self._end(error)
         finally:
             theirs.close()
         try:
@@ -124,8 +124,7 @@ class RemoteRank:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        self._end(EngineError(f"rank {self.rank} {how}: start the engine anew"))
+        self._end(EngineError(f"rank {self.rank} {how_ended(code)}: start the engine anew"))
 
     def _hear(self) -> None:
         """Takes what it says until there is nothing more."""
@@ -139,7 +138,7 @@ class RemoteRank:
             elif isinstance(word, RankDone):
                 self._done.put(word)
             else:
-                self._end(word.error(self.rank))
+                self._end(word.error(f"rank {self.rank}: "))
 
     def _end(self, error: PenstockError) -> None:
         """Keeps the first reason."""

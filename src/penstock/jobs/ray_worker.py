@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
+from penstock.children.carried_error import CarriedError
 from penstock.config import Config
-from penstock.engine.channel import Failed
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import PenstockError
 from penstock.jobs.open_llm import OpenStepped, SteppedEngine, identity
@@ -55,12 +55,12 @@ class RayWorker:
         self._llm: SteppedEngine | None = None
 
     def open(self) -> bytes:
-        """Loads the engine. Returns a WorkerHello, or Failed where it can't be loaded by a user's hand."""
+        """Loads the engine. Returns a WorkerHello, or a CarriedError where it can't be loaded by a user's hand."""
         try:
             config = Config.of(**self._knobs)
             self._llm = self._open(config)
         except PenstockError as error:
-            return msgspec.msgpack.encode(Failed(type(error).__name__, str(error), error.param))
+            return msgspec.msgpack.encode(CarriedError.of(error))
         self._llm.watch(self._watchdog.stepped)
         facts = self._llm.facts
         return msgspec.msgpack.encode(

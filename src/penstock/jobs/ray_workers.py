@@ -24,10 +24,8 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
+from penstock.children.carried_error import CarriedError
 from penstock.config import Config
-from penstock.engine.channel import Failed
-from penstock.engine.client import error_of
-from penstock.engine.engine import Refused
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, UsageError
 from penstock.jobs.open_llm import OpenStepped, identity, open_llm
@@ -263,9 +261,9 @@ class RayWorkers:
                 return
 
     def _opened(self, seat: WorkerSeat, said: bytes) -> None:
-        hello = msgspec.msgpack.decode(said, type=WorkerHello | Failed)
-        if isinstance(hello, Failed):
-            raise error_of(Refused(0, hello.kind, hello.message, hello.param))
+        hello = msgspec.msgpack.decode(said, type=WorkerHello | CarriedError)
+        if isinstance(hello, CarriedError):
+            raise hello.error()
         if hello.penstock != __version__:
             raise UsageError(
                 f"penstock {hello.penstock} is installed at {hello.machine} and {__version__} here: "

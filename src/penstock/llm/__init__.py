@@ -222,9 +222,7 @@ class LLM(BetweenCalls, LabelScorer):
         if isinstance(word, Request):
             refused = self._engine.submit(word)
             if refused is not None:
-                from penstock.engine.client import error_of
-
-                raise error_of(refused)
+                raise refused.error.error()
         else:
             self._engine.cancel(*word)
 

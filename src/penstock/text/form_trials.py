@@ -22,11 +22,11 @@ from typing import NoReturn
 
 import msgspec
 
+from penstock.children.frames import Frames, frame
 from penstock.errors import PenstockError
 from penstock.request import StructuredOutputsParams
-from penstock.text.frames import Frames
 from penstock.text.grammar import CompiledGrammar, GrammarCompiler, grammar_text
-from penstock.text.sandbox_process import ProcessMemory, bound, frame
+from penstock.text.sandbox_process import ProcessMemory, bound
 
 QUICK = 0.02  # seconds of processor time; most forms take a fifth of it
 SLOW = 1.0  # the same of a form that may take longer, and comes behind others

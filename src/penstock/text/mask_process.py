@@ -25,12 +25,13 @@ from typing import NamedTuple, NoReturn
 import msgspec
 import numpy as np
 
+from penstock.children.frames import Frames, frame
+from penstock.children.lifetime import leave_signals
 from penstock.errors import PenstockError
 from penstock.mask_board import AS_IT_STANDS, FORCED, MaskBoard, fence
 from penstock.text.form_trials import Compile, Compiled, FormTrials, compiled
-from penstock.text.frames import Frames
 from penstock.text.grammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, Words
-from penstock.text.sandbox_process import ProcessMemory, bound, frame
+from penstock.text.sandbox_process import ProcessMemory, bound
 from penstock.text.tokenizer import Tokenizer
 
 MEMORY = 4 * 2**30  # bytes of addresses that grammars and samples of a process may take
@@ -283,9 +284,7 @@ def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
 
 
 def main() -> int:
-    # Ctrl-C, a terminal's end and a service manager's SIGTERM reach the whole group: the engine says when to end.
-    for ended_by in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ended_by, signal.SIG_IGN)
+    leave_signals()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are forked
     start = msgspec.json.decode(sys.argv[1], type=MaskStart)
     channels = [socket.socket(fileno=int(text)) for text in sys.argv[2:]]

@@ -9,29 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from penstock.children.frames import HEADER, PIECE, frame, missing_of, receive
+from penstock.children.spawn import QUIET, command_of, how_ended, spawn
 from penstock.errors import CapacityError, FaultError, PenstockError, UsageError
-from penstock.text.sandbox_process import (
-    KINDS,
-    PIECE,
-    Bounds,
-    Failure,
-    Job,
-    Reply,
-    SandboxStart,
-    frame,
-    missing_of,
-    read_reply,
-    receive,
-)
+from penstock.text.sandbox_process import Bounds, Job, Reply, SandboxStart, read_reply
 from penstock.text.tokenizer import Tokenizer
 
 USUAL = Bounds()
@@ -59,22 +47,16 @@ class Sandbox:
         self._start = SandboxStart(folder, vocab_size, limit, bounds)
         self.chat_fault: PenstockError | None = None  # why no chat can be rendered
         self.usable = True
-        command = (sys.executable, "-m", "penstock.text.sandbox_process", str(theirs.fileno()))
+        command = command_of("penstock.text.sandbox_process", theirs.fileno())
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    env={**os.environ, **_ENVIRONMENT},
-                )
-        except OSError as error:
+                self._process = spawn(
+                    command, "the process that renders chats", fds=(theirs.fileno(),), environment=_ENVIRONMENT,
+                    stdout=QUIET,
+                )  # fmt: skip
+        except CapacityError:
             self._channel.close()
-            raise CapacityError(
-                f"the process that renders chats could not be started: {error.strerror}: free memory or raise the "
-                "process limit"
-            ) from error
+            raise
 
     @classmethod
     def open(cls, tokenizer: Tokenizer, limit: int, bounds: Bounds = USUAL) -> Sandbox:
@@ -107,7 +89,7 @@ class Sandbox:
             return self._finish(data, bytearray())
         got = self._ask_soon(data)
         if got is None or not missing_of(got):
-            return self._done(got)
+            return self._done(got and memoryview(got)[HEADER:])
         self._late, self._since = len(data), 0
         return self._finish(bytearray(), got)
 
@@ -133,7 +115,7 @@ class Sandbox:
             return None
 
     def _ask_soon(self, data: bytearray) -> bytearray | None:
-        """Returns what there is of the answer within `hold`."""
+        """Returns what there is of the answer within `hold`, its length before it."""
         try:
             self._channel.sendall(data)  # a short one: there is room, since nothing else is on its way
             if not self._poll.poll(self._hold * 1000):
@@ -142,8 +124,8 @@ class Sandbox:
         except OSError:
             return None
 
-    async def _ask_async(self, data: bytearray, got: bytearray) -> bytearray | None:
-        """Sends `data`, and returns the answer, of which `got` is here."""
+    async def _ask_async(self, data: bytearray, got: bytearray) -> memoryview | None:
+        """Sends `data`, and returns the answer's bytes, of which `got` is here, their length before them."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(PATIENCE):
@@ -155,25 +137,25 @@ class Sandbox:
                     got += piece
         except OSError:
             return None
-        return got
+        return memoryview(got)[HEADER:]
 
     # --- what came back -----------------------------------------------------------------------------------------------
 
-    def _ready(self, data: bytearray | None) -> None:
+    def _ready(self, data: bytearray | memoryview | None) -> None:
         reply = self._reply(data)
         if reply.failure is not None:
-            fault = _error(reply.failure)
+            fault = reply.failure.error()
             if reply.last:
                 raise fault
             self.chat_fault = fault
 
-    def _done(self, data: bytearray | None) -> Reply:
+    def _done(self, data: bytearray | memoryview | None) -> Reply:
         reply = self._reply(data)
         if reply.failure is not None:
-            raise _error(reply.failure)
+            raise reply.failure.error()
         return reply
 
-    def _reply(self, data: bytearray | None) -> Reply:
+    def _reply(self, data: bytearray | memoryview | None) -> Reply:
         if data is None:
             raise self._ended()
         reply = read_reply(data)
@@ -196,7 +178,7 @@ class Sandbox:
         if code in (-signal.SIGABRT, -signal.SIGSEGV):
             message = "this takes more memory to render and tokenise than a request may have: send less text"
             return UsageError(message, param="prompt")
-        return FaultError(f"the process that renders chats was ended from outside (code {code}): send it again")
+        return FaultError(f"the process that renders chats {how_ended(code)}: send it again")
 
 
 class SandboxPool:
@@ -329,10 +311,3 @@ def _frame(job: Job) -> bytearray:
     except (TypeError, OverflowError, RecursionError, ValueError) as error:
         message = f"messages and template arguments hold what JSON has no word for, or too large a number ({error})"
         raise UsageError(message, param="messages") from error
-
-
-def _error(failure: Failure) -> PenstockError:
-    kind = KINDS[failure.kind]
-    if issubclass(kind, UsageError):
-        return kind(failure.message, param=failure.param, rule=failure.rule)
-    return kind(failure.message, param=failure.param)

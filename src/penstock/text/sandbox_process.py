@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import socket
 import sys
 import time
@@ -20,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.children.carried_error import CarriedError
+from penstock.children.frames import frame, receive
+from penstock.children.lifetime import leave_signals
 from penstock.errors import ContextLengthError, PenstockError, TokenizerError, UsageError
 from penstock.request import StructuredOutputsParams
 
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 BYTES_A_TOKEN = 2048  # of a text that is tokenised: 400 were seen, and parts of it have six tokens' characters each
 CHARACTERS_A_SECOND = 250_000  # that are tokenised; 600,000 to 2,500,000 were seen
 LOADING = 8 * 2**30  # bytes of addresses while the tokenizer loads
-HEADER = 8  # bytes of a frame's length, before it
-PIECE = 65_536  # bytes that are received at once, or more
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,15 +106,6 @@ def job_bytes(job: Job) -> int:
         return 0
 
 
-class Failure(msgspec.Struct):
-    """An error of ours, for the other side to raise. kind: a class of KINDS."""
-
-    kind: str
-    message: str
-    rule: str | None = None
-    param: str | None = None
-
-
 class Reply(msgspec.Struct):
     """What a job came to; to SandboxStart, an empty one, whose failure says why no chat can be rendered.
 
@@ -126,57 +117,24 @@ class Reply(msgspec.Struct):
     text: str = ""
     answer: str | None = None
     seconds: float = 0.0
-    failure: Failure | None = None
+    failure: CarriedError | None = None
     last: bool = False
 
 
-KINDS: dict[str, type[PenstockError]] = {
-    kind.__name__: kind for kind in (UsageError, ContextLengthError, TokenizerError)
-}
+KINDS = (UsageError, ContextLengthError, TokenizerError)  # errors that a job may end in; others become a UsageError
 
 
 # Made once: to make one for the union of jobs takes six times as long as to read a job.
 _REPLY, _JOB = msgspec.msgpack.Decoder(Reply), msgspec.msgpack.Decoder(Job)
 
 
-def send(channel: socket.socket, word: SandboxStart | Job | Reply) -> None:
-    channel.sendall(frame(word))
-
-
-def frame(word: msgspec.Struct) -> bytearray:
-    """Returns the word's bytes with their length before them."""
-    data = bytearray(HEADER)
-    msgspec.msgpack.Encoder().encode_into(word, data, HEADER)
-    data[:HEADER] = (len(data) - HEADER).to_bytes(HEADER, "little")
-    return data
-
-
-def receive(channel: socket.socket) -> bytearray | None:
-    """Returns the next frame; None at the socket's end. Nothing comes behind a frame before it is answered."""
-    data = bytearray()
-    while missing := missing_of(data):
-        piece = channel.recv(max(missing, PIECE))
-        if not piece:
-            return None
-        data += piece
-    return data
-
-
-def missing_of(data: bytearray) -> int:
-    """Returns how many bytes, at least, a frame lacks of which so much has come."""
-    size = int.from_bytes(data[:HEADER], "little") if len(data) >= HEADER else 0
-    return HEADER + size - len(data)
-
-
-def read_reply(data: bytearray) -> Reply:
-    """Returns what a frame holds."""
-    return _REPLY.decode(memoryview(data)[HEADER:])
+def read_reply(data: bytearray | memoryview) -> Reply:
+    """Returns what a frame's bytes hold."""
+    return _REPLY.decode(data)
 
 
 def main() -> int:
-    # Ctrl-C, a terminal's end and a service manager's SIGTERM reach the whole group: the parent says when to end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    leave_signals()
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         try:
             return _serve(channel)
@@ -192,9 +150,9 @@ def _serve(channel: socket.socket) -> int:
     bound(resource.RLIMIT_AS, LOADING)
     reply = Reply()
     try:
-        desk = _Desk(msgspec.msgpack.decode(memoryview(first)[HEADER:], type=SandboxStart))
+        desk = _Desk(msgspec.msgpack.decode(first, type=SandboxStart))
     except PenstockError as error:
-        send(channel, Reply(failure=_failure(error), last=True))
+        channel.sendall(frame(Reply(failure=_failure(error), last=True)))
         return 0
     try:
         desk.compile()
@@ -207,7 +165,7 @@ def _serve(channel: socket.socket) -> int:
 
 def _work(channel: socket.socket, desk: _Desk, reply: Reply) -> int:
     while True:
-        send(channel, reply)
+        channel.sendall(frame(reply))
         if reply.last or (data := receive(channel)) is None:
             return 0
         reply = desk.answer(data)
@@ -247,15 +205,15 @@ class _Desk:
     def answer(self, data: bytearray) -> Reply:
         self._allow(self.bounds.seconds)
         try:
-            reply = self._do(_JOB.decode(memoryview(data)[HEADER:]))
+            reply = self._do(_JOB.decode(data))
         except PenstockError as error:
             reply = Reply(failure=_failure(error))
         except msgspec.DecodeError as error:
             message = f"messages and template arguments hold what JSON has no word for ({error})"
-            reply = Reply(failure=Failure("UsageError", message, param="messages"))
+            reply = Reply(failure=CarriedError("UsageError", message, "messages"))
         except MemoryError:
             message = "this takes more memory to render and tokenise than a request may have: send less text"
-            reply = Reply(failure=Failure("UsageError", message, param="prompt"), last=True)
+            reply = Reply(failure=CarriedError("UsageError", message, "prompt"), last=True)
         if self._resident:
             reply.last = reply.last or self._memory.read()[1] > self._resident + self.bounds.grown
         return reply
@@ -303,9 +261,9 @@ class _Desk:
             self._seconds = allowed
 
 
-def _failure(error: PenstockError) -> Failure:
-    kind = next((name for name, cls in KINDS.items() if type(error) is cls), "UsageError")
-    return Failure(kind, str(error), error.rule if isinstance(error, UsageError) else None, error.param)
+def _failure(error: PenstockError) -> CarriedError:
+    carried = CarriedError.of(error)
+    return carried if type(error) in KINDS else msgspec.structs.replace(carried, kind=UsageError.__name__)
 
 
 def bound(which: int, most: int) -> None:

@@ -12,8 +12,9 @@ import pytest
 from batch_fake import QUICK, Batching, batching, jsonl, line, note_points
 from server_fake import Facts, FakeStream
 
+from penstock.children.carried_error import CarriedError
 from penstock.engine.async_client import AsyncClient, SharedEngine
-from penstock.engine.channel import Failed, StepOutputs
+from penstock.engine.channel import StepOutputs
 from penstock.errors import EngineError
 from penstock.request import Delta, SamplingParams
 from penstock.server.batch.poison_lines import ALONE, ALONE_FROM, FEW, FEW_FROM, KILLER, PoisonLines
@@ -123,12 +124,12 @@ class Channel:
     """The real client's end of one: a test says what the engine does."""
 
     def __init__(self) -> None:
-        self.words: asyncio.Queue[StepOutputs | Failed] = asyncio.Queue()
+        self.words: asyncio.Queue[StepOutputs | CarriedError] = asyncio.Queue()
 
     def send_down(self, word: Any) -> None:
         """Nobody reads it."""
 
-    async def receive(self) -> StepOutputs | Failed:
+    async def receive(self) -> StepOutputs | CarriedError:
         return await self.words.get()
 
 
@@ -148,7 +149,7 @@ def test_the_client_tells_who_was_there_when_the_engine_died(before: str, heard:
         for number in range(heard):
             channel.words.put_nowait(StepOutputs(None, [], {"completed_steps": number}))
         assert client.open_at_death == frozenset()
-        channel.words.put_nowait(Failed("EngineError", "the engine died", None))
+        channel.words.put_nowait(CarriedError("EngineError", "the engine died", None))
         for stream in streams:
             with pytest.raises(EngineError):
                 async for _ in stream:

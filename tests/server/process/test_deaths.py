@@ -38,7 +38,7 @@ SLACK = 10.0  # of a machine that runs other things meanwhile
         (
             "worker",
             {"servers": 2},
-            "error: API server 0 of 2 ended with code -9 while serving, and the service with it",
+            "error: API server 0 of 2 was killed by signal 9 while serving, and the service with it",
         ),
         ("stop", {"servers": 2, "step_timeout": QUICK}, "completed no step for 1 s though it had work, and was ended"),
     ],

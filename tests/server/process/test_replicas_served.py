@@ -68,7 +68,7 @@ def test_one_that_is_killed_costs_no_answer_and_comes_back(serving: Serving, wor
     until(lambda: both_ready(serving))
     load.stop()
     assert load.wrong == [] and len(serving.engines) == 2 and engines[0] in serving.engines
-    assert "code -9; it is started again in 1 s" in serving.stderr()
+    assert "was killed by signal 9; it is started again in 1 s" in serving.stderr()
     assert any(serving.metrics()[f'penstock:replica_restarts_total{{,replica="{n}"}}'] == 1 for n in (0, 1))
 
 

@@ -13,8 +13,8 @@ from typing import IO, Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.children.lifetime import LossyFile
 from penstock.errors import FaultError, UsageError
-from penstock.parent_death import LossyFile
 from penstock.server.online.auth import PROBES, key_of
 from penstock.server.online.metrics import CallMetrics
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, names_of, status_of

@@ -16,13 +16,12 @@ from typing import Any, TextIO
 
 import msgspec
 
+from penstock.children.carried_error import CarriedError
+from penstock.children.spawn import could_not_start, how_ended
 from penstock.config import Config
-from penstock.engine.channel import Failed
-from penstock.engine.client import error_of
-from penstock.engine.engine import Refused
 from penstock.engine.replica_words import WordDown, WordUp
 from penstock.engine.supervisor import Supervisor
-from penstock.errors import CapacityError, EngineError, PenstockError, UsageError
+from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.server.online.metrics import Board
 from penstock.server.process.port import bind, port_error
 from penstock.server.process.shutdown import StopSignals, signals, unless_stopped
@@ -96,7 +95,7 @@ class _Worker:
         await asyncio.wait((serves, self._reading), return_when=asyncio.FIRST_COMPLETED)
         serves.cancel()
         if not self._serves.is_set():
-            ended = f"API server {self.number} ended with code {await self.process.wait()} while it started"
+            ended = f"API server {self.number} {how_ended(await self.process.wait())} while it started"
             raise self.why or EngineError(ended)
 
     async def last_words(self) -> PenstockError | None:
@@ -111,14 +110,10 @@ class _Worker:
             word = decoder.decode(heard)
             if isinstance(word, Serves):
                 self._serves.set()
-            elif isinstance(word, Failed):
-                self.why = _error_of(word)
+            elif isinstance(word, CarriedError):
+                self.why = word.error()
             else:
                 self._hear(word)
-
-
-def _error_of(word: Failed) -> PenstockError:
-    return error_of(Refused(-1, word.kind, word.message, word.param))
 
 
 class _Service:
@@ -182,7 +177,7 @@ class _Service:
         if isinstance(why, EngineError):  # it saw the only engine fail in a way that only it could see
             return why
         return EngineError(
-            f"API server {dead.number} of {len(self._workers)} ended with code {dead.process.returncode} while "
+            f"API server {dead.number} of {len(self._workers)} {how_ended(dead.process.returncode)} while "
             "serving, and the service with it: start it again"
         )
 
@@ -220,9 +215,7 @@ async def _start_process(descriptors: Sequence[int]) -> asyncio.subprocess.Proce
     try:
         return await asyncio.create_subprocess_exec(*WORKER, stdin=pipe, stdout=pipe, pass_fds=descriptors)
     except OSError as error:
-        raise CapacityError(
-            f"an API server's process could not be started: {error.strerror}: free memory or raise the process limit"
-        ) from error
+        raise could_not_start("an API server's process", error) from error
 
 
 async def _ended(processes: Sequence[asyncio.subprocess.Process], seconds: float) -> bool:

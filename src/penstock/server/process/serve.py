@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import uvloop
 
+from penstock.children.lifetime import lose_lines
 from penstock.config import Config
 from penstock.engine.launch import ENGINE
 from penstock.engine.launch_engines import launch_engines
 from penstock.errors import UsageError
-from penstock.parent_death import lose_lines
 from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.online.access_log import open_log
 from penstock.server.online.api_keys import ENVIRONMENT, gather_keys

@@ -13,11 +13,11 @@ import sys
 import msgspec
 import uvloop
 
-from penstock.engine.channel import Failed
+from penstock.children.carried_error import CarriedError
+from penstock.children.lifetime import begin_child
 from penstock.engine.replica_set import ReplicaSet
 from penstock.engine.replica_words import WordDown, WordUp
 from penstock.errors import PenstockError
-from penstock.parent_death import begin_child
 from penstock.server.online.metrics import Board
 from penstock.server.process.shutdown import StopSignals, exit_soon, unless_stopped
 from penstock.server.process.site import Site, serve_engine
@@ -42,11 +42,11 @@ class ServerDrain(msgspec.Struct, tag="drain"):
 
 
 class Serves(msgspec.Struct, tag="serves"):
-    """Up: connections are taken. (Else Failed comes up, with what was raised.)"""
+    """Up: connections are taken. (Else a CarriedError comes up, with what was raised.)"""
 
 
 Down = ServerDrain | WordDown
-Up = Serves | Failed | WordUp
+Up = Serves | CarriedError | WordUp
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
         try:
             runner.run(_work())
         except PenstockError as error:
-            _say(Failed(type(error).__name__, str(error), error.param))
+            _say(CarriedError.of(error))
             return error.exit_code
     return 0
 

@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.children.array_codec import ArrayCodec
 from penstock.errors import EngineError
-from penstock.schedule.array_codec import ArrayCodec
 from penstock.schedule.step import JOIN_RECORD, StepPlan
 
-PLANS: ArrayCodec[StepPlan] = ArrayCodec(StepPlan, "a plan")
+PLANS: ArrayCodec[StepPlan] = ArrayCodec(StepPlan, "a plan", JOIN_RECORD)
 
 
 @st.composite

@@ -10,7 +10,7 @@ from typing import Any
 
 CHILD = """
 import os, signal, sys
-from penstock.parent_death import begin_child
+from penstock.children.lifetime import begin_child
 begin_child()
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     os.kill(os.getpid(), number)

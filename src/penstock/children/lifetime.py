@@ -16,12 +16,17 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, prctl(2); it is sent when the 
 
 
 def begin_child() -> None:
-    """The first thing that a process of a service does which another one started. Ctrl-C and a terminal's end reach the
-    whole terminal, a service manager's SIGTERM the whole group: the parent says when to end."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """The first thing that a process of a service does which another one started."""
+    leave_signals()
     lose_lines()
     end_with_parent()
+
+
+def leave_signals() -> None:
+    """Ignores what ends a group of processes: Ctrl-C and a terminal's end reach the whole terminal, a service manager's
+    SIGTERM the whole group. The parent says when to end."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:

@@ -1,0 +1,37 @@
+"""CarriedError: an error of ours on its way from one process to another, where it is raised again.
+
+It knows the error tree; no process.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock import errors
+from penstock.errors import EngineError, PenstockError, UsageError
+
+
+class CarriedError(msgspec.Struct, tag="failed", frozen=True):
+    """kind: the error's class name.   param, rule: as the error has them."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    rule: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, what: str = "") -> CarriedError:
+        """Returns an error to carry; one that isn't ours becomes an EngineError, whose message begins with `what`."""
+        if isinstance(error, PenstockError):
+            rule = error.rule if isinstance(error, UsageError) and error.rule != str(error) else None
+            return cls(type(error).__name__, str(error), error.param, rule)
+        return cls(EngineError.__name__, f"{what}{type(error).__name__}: {error}")
+
+    def error(self, prefix: str = "") -> PenstockError:
+        """Returns what is to be raised. prefix: stands before the message."""
+        kind: type[PenstockError] = getattr(errors, self.kind, EngineError)
+        assert issubclass(kind, PenstockError)
+        message = f"{prefix}{self.message}"
+        if issubclass(kind, UsageError):
+            return kind(message, param=self.param, rule=self.rule and f"{prefix}{self.rule}")
+        return kind(message, param=self.param)

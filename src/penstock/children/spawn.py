@@ -1,0 +1,51 @@
+"""How a child is started, and how its end is put into words. It knows processes; not what they do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from penstock.errors import CapacityError
+
+QUIET = subprocess.DEVNULL
+
+
+def command_of(module: str, *words: object) -> tuple[str, ...]:
+    """Returns the command of a child: this interpreter, a module of ours, and words for it."""
+    return (sys.executable, "-m", module, *map(str, words))
+
+
+def spawn(
+    command: Sequence[str],
+    what: str,
+    *,
+    fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+    stdin: int = QUIET,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    session: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Starts a child. what: its name in errors.   fds: descriptors that it inherits.   environment: variables beside
+    ours.   session: it gets one of its own, so that an interrupt at the terminal is its parent's alone. Raises
+    CapacityError."""
+    everything = None if environment is None else {**os.environ, **environment}
+    try:
+        return subprocess.Popen(
+            command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=fds, env=everything, start_new_session=session
+        )
+    except OSError as error:
+        raise could_not_start(what, error) from error
+
+
+def could_not_start(what: str, error: OSError) -> CapacityError:
+    """Returns the error to raise where a child could not be started."""
+    return CapacityError(f"{what} could not be started: {error.strerror}: free memory or raise the process limit")
+
+
+def how_ended(code: int | None) -> str:
+    """Returns how a child ended, by its exit code: `ended with code 1`, `was killed by signal 9`."""
+    return f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"

@@ -1,4 +1,4 @@
-"""A client process of loads: `python -m penstock.bench.load_worker PIPE`, started by worker_pool.py; it ends when who
+"""A client process of loads: `python -m penstock.bench.load_worker FD`, started by worker_pool.py; it ends when who
 started it goes away. It knows messages; what is sent when is load_generator.py's.
 """
 
@@ -9,10 +9,10 @@ import gc
 import math
 import os
 import resource
+import socket
 import sys
 from array import array
 from itertools import pairwise
-from multiprocessing.connection import Connection
 
 import uvloop
 
@@ -32,39 +32,39 @@ from penstock.bench.worker_protocol import (
 def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    pipe = Connection(int(sys.argv[1]))
-    while (message := receive(pipe)) is not None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    while (message := receive(channel)) is not None:
         if isinstance(message, WorkerSpec):  # else a stop, of a load that had just ended
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                result = runner.run(_work(pipe, message))
-            send(pipe, result)
+                result = runner.run(_work(channel, message))
+            send(channel, result)
 
 
-async def _work(pipe: Connection, spec: WorkerSpec) -> WorkerResult:
+async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
     """Does a load. Raises what was a fault of ours in it."""
     loop = asyncio.get_running_loop()
-    client = LoadGenerator(spec, lambda news: send(pipe, news))
+    client = LoadGenerator(spec, lambda news: send(channel, news))
     loop.set_exception_handler(client.crashed)
     await client.open()
-    send(pipe, WorkerReady())
-    start = receive(pipe)  # nothing else is to be done before
+    send(channel, WorkerReady())
+    start = receive(channel)  # nothing else is to be done before
     if not isinstance(start, WorkerStart):
         sys.exit(0)
-    loop.add_reader(pipe.fileno(), _told, pipe, client)
-    os.set_blocking(pipe.fileno(), True)  # what the loop made of it; what is sent may be large
+    loop.add_reader(channel.fileno(), _told, channel, client)
+    channel.setblocking(True)  # what the loop made of it; what is sent may be large
     gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection over all requests holds the loop for milliseconds; a point makes few cycles
     await client.run(start.begin)
-    loop.remove_reader(pipe.fileno())
+    loop.remove_reader(channel.fileno())
     if client.fault is not None:
         raise client.fault
     return result_of(client)
 
 
-def _told(pipe: Connection, client: LoadGenerator) -> None:
-    if receive(pipe) is None:
+def _told(channel: socket.socket, client: LoadGenerator) -> None:
+    if receive(channel) is None:
         os._exit(0)  # the load has gone away
     client.stop()
 

@@ -5,13 +5,13 @@ It knows processes and messages; not what is in the results.
 
 from __future__ import annotations
 
+import select
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
 from typing import IO, NamedTuple
 
 from penstock.bench.worker_protocol import (
@@ -46,7 +46,7 @@ Hear = Callable[[LoadProgress], bool | None]  # True ends the point
 
 class WorkerProcess(NamedTuple):
     process: subprocess.Popen[bytes]
-    pipe: Connection
+    channel: socket.socket
     errors: IO[bytes]
 
 
@@ -61,10 +61,10 @@ class WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process, pipe, errors in self._all:
+        for process, channel, errors in self._all:
             process.kill()  # one that has brought its part has nothing left to do
             process.wait()
-            pipe.close()
+            channel.close()
             errors.close()
         self._all = []
 
@@ -115,16 +115,19 @@ class WorkerPool:
 
 def _tell(worker: WorkerProcess, message: Message) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: `_next` tells what it said last
-        send(worker.pipe, message)
+        send(worker.channel, message)
 
 
 def _next(waiting: list[WorkerProcess], patience: float) -> tuple[WorkerProcess, Message]:
     """Returns the next message of one of these."""
-    ready = wait([worker.pipe for worker in waiting], max(0.0, patience))
+    poll = select.poll()
+    for each in waiting:
+        poll.register(each.channel, select.POLLIN)
+    ready = poll.poll(max(0.0, patience) * 1e3)
     if not ready:
         raise EngineError("a client process of the load did not come back: try again with fewer")
-    worker = next(worker for worker in waiting if worker.pipe is ready[0])
-    if (message := receive(worker.pipe)) is not None:
+    worker = next(worker for worker in waiting if worker.channel.fileno() == ready[0][0])
+    if (message := receive(worker.channel)) is not None:
         return worker, message
     code = worker.process.wait()
     worker.errors.seek(0)
@@ -134,7 +137,7 @@ def _next(waiting: list[WorkerProcess], patience: float) -> tuple[WorkerProcess,
 
 def start_worker() -> WorkerProcess:
     """Starts a worker in a session of its own: an interrupt at the terminal is the load's to handle."""
-    ours, theirs = Pipe()
+    ours, theirs = socket.socketpair()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
     with theirs:
         process = spawn(

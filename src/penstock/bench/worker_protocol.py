@@ -1,4 +1,4 @@
-"""What crosses between the load and its client processes: typed msgpack over a pipe.
+"""What crosses between the load and its client processes: typed msgpack over a pair of sockets.
 
     load                      client
       Spec  ────────────────▶   its share of the asks
@@ -13,12 +13,13 @@ It knows no HTTP. Times are seconds; instants are of the monotonic clock that al
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 
 import msgspec
 
 from penstock.bench.endpoint import Endpoint
+from penstock.children import frames
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -115,17 +116,15 @@ class WorkerResult(msgspec.Struct, tag=True):
 
 Message = WorkerSpec | WorkerStart | WorkerStop | WorkerReady | WorkerProgress | WorkerResult
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
+_decode: Callable[[bytes | bytearray], Message] = msgspec.msgpack.Decoder(Message).decode
 
 
-def send(pipe: Connection, message: Message) -> None:
-    """Raises BrokenPipeError where the other side has gone."""
-    pipe.send_bytes(_encode(message))
+def send(channel: socket.socket, message: Message) -> None:
+    """Raises BrokenPipeError or ConnectionResetError where the other side has gone."""
+    frames.send(channel, _encode(message))
 
 
-def receive(pipe: Connection) -> Message | None:
+def receive(channel: socket.socket) -> Message | None:
     """Returns the next message, waiting for it; None when the other side has gone."""
-    try:
-        return _decode(pipe.recv_bytes())
-    except (EOFError, OSError):
-        return None
+    data = frames.receive(channel)
+    return None if data is None else _decode(data)

@@ -1,13 +1,13 @@
 """A stage in a process of its own: what it takes of memory, and how it may end, stays there.
 
-`run_apart` starts `python -m penstock.build.stage_process`, tells it by a line of JSON which function to call with
-what, and reads its answer, a line of JSON too: a result, or an error of ours. It knows processes; not what stages do.
+`run_apart` starts `python -m penstock.build.stage_process`, tells it which function to call with what, and reads its
+answer: a result, or an error of ours. It knows processes; not what stages do.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
+import contextlib
+import socket
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from penstock.children.carried_error import CarriedError
+from penstock.children.frames import receive, send
 from penstock.children.lifetime import begin_child
 from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import EngineError, PenstockError
 
-STAGE = command_of("penstock.build.stage_process")
 # What may be called: a name -> its module in this room. Each takes its own job, as keywords that JSON can say.
 CALLS = {
     "try_weights": "choose_weights",
@@ -45,14 +45,21 @@ class _Answer(msgspec.Struct):
 
 def run_apart(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the function gave. Raises the PenstockError that it raised; EngineError where its process died."""
-    process = spawn(STAGE, f"the process of stage {name}", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        said, _ = process.communicate(msgspec.json.encode(_Call(name, dict(job))) + b"\n")
-    finally:
-        if process.poll() is None:
-            process.kill()
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:  # whatever a library prints goes to standard error
+            command = command_of("penstock.build.stage_process", theirs.fileno())
+            process = spawn(command, f"the process of stage {name}", fds=(theirs.fileno(),), stdout=2)
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: how is said below
+                send(ours, msgspec.json.encode(_Call(name, dict(job))))
+            said = receive(ours)
             process.wait()
-    if process.returncode or not said:
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode or said is None:
         raise EngineError(
             f"the process of stage {name} {how_ended(process.returncode)}: what it said stands above; the same "
             "command begins this stage again"
@@ -65,20 +72,20 @@ def run_apart(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     begin_child()
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints goes to standard error
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return 1  # the parent was gone before it said anything
-    call = msgspec.json.decode(line, type=_Call)
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        data = receive(channel)
+        if data is None:
+            return 1  # the parent was gone before it said anything
+        send(channel, msgspec.json.encode(_answer(msgspec.json.decode(data, type=_Call))))
+    return 0
+
+
+def _answer(call: _Call) -> _Answer:
     try:
         function = getattr(import_module(f"penstock.build.{CALLS[call.name]}"), call.name)
-        answer = _Answer(result=function(**call.job))
+        return _Answer(result=function(**call.job))
     except PenstockError as error:
-        answer = _Answer(error=CarriedError.of(error))
-    answers.write(msgspec.json.encode(answer))
-    answers.close()
-    return 0
+        return _Answer(error=CarriedError.of(error))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def run_stages(begun: float, model: str, knobs: dict[str, Any]) -> dict[str, flo
     import_module("penstock.execute.wake_gpu").wake_gpu(knobs.get("device", "auto"))  # as LLM does it
     with import_module("penstock.execute.unswept").unswept():  # the same
         timed("torch imported", lambda: import_module("torch"))
-        timed("penstock imported", lambda: [import_module(m) for m in ("penstock.llm", "penstock.execute.rank_runner")])
+        timed("penstock imported", lambda: [import_module(m) for m in ("penstock.llm", "penstock.ranks.rank_runner")])
     for place, function, name, beside in STAGES:
         module, _, owner = place.rpartition(".") if place[place.rfind(".") + 1].isupper() else (place, "", "")
         held = getattr(import_module(module), owner) if owner else import_module(module)

@@ -31,8 +31,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from penstock.execute.gpu_collectives import NO_MULTICAST, GpuCollectives
 from penstock.kernels.triton import all_reduce as ours
+from penstock.ranks.gpu_collectives import NO_MULTICAST, GpuCollectives
 
 SIZES = {"8 KB": 1 << 13, "32 KB": 1 << 15, "128 KB": 1 << 17, "512 KB": 1 << 19, "1 MB": 1 << 20, "4 MB": 1 << 22,
          "16 MB": 1 << 24, "64 MB": 1 << 26}  # fmt: skip

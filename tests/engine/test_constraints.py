@@ -19,7 +19,7 @@ from toy_constraint import Alternating, holds
 from penstock.config import Config
 from penstock.engine.build_engine import build_engine
 from penstock.engine.engine import Engine, Refused
-from penstock.engine.mask_pool import MaskPool
+from penstock.masks.mask_pool import MaskPool
 from penstock.request import Request, SamplingParams, StructuredOutputsParams
 from penstock.schedule.constraint import Constraint
 from penstock.schedule.mask_makers import MasksHere

@@ -18,8 +18,8 @@ from penstock.config import Config
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.control import PREFIX_CACHE, SLEEP, UPDATE, WAKE_UP, Control
 from penstock.engine.launch import launch
-from penstock.engine.launch_replicas import launch_replicas
 from penstock.errors import CheckpointError, EngineError, UsageError
+from penstock.replicas.launch_replicas import launch_replicas
 from penstock.request import SamplingParams
 
 pytestmark = pytest.mark.torch

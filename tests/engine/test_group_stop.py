@@ -15,9 +15,9 @@ from engine_model import END, make_folder
 from penstock import LLM, SamplingParams, StopWhen
 from penstock.config import Config
 from penstock.engine.group_stop import GroupStop
-from penstock.engine.launch_engines import launch_engines
 from penstock.errors import UsageError
 from penstock.llm import Prompt
+from penstock.replicas.launch_engines import launch_engines
 from penstock.request import Delta, RequestOutput
 from penstock.text.answer_pattern import AnswerPattern
 

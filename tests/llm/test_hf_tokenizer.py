@@ -12,7 +12,7 @@ import transformers
 from penstock.demo import model_folder
 from penstock.errors import UsageError
 from penstock.llm.hf_tokenizer import HfTokenizer
-from penstock.text.sandbox import Sandbox
+from penstock.sandbox.sandbox import Sandbox
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch

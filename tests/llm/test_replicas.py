@@ -17,13 +17,13 @@ from engine_model import make_folder
 
 from penstock import LLM, SamplingParams
 from penstock.config import Config
-from penstock.engine.launch_replicas import OwnReplicas
-from penstock.engine.replica_stream import Seeds
 from penstock.errors import EngineError, NoReplicaError, UsageError
 from penstock.jobs.monkeys import Options, run_monkeys
 from penstock.jobs.run import run_file
 from penstock.llm import Prompt, replicas
 from penstock.llm.replicas import _Asked, _Job
+from penstock.replicas.launch_replicas import OwnReplicas
+from penstock.replicas.replica_stream import Seeds
 from penstock.schedule.router import Router
 
 pytestmark = pytest.mark.torch

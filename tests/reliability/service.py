@@ -36,7 +36,7 @@ from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.serve import serve
 said = json.loads(sys.argv[2])
 if said["short_pauses"]:
-    from penstock.engine import supervisor
+    from penstock.replicas import supervisor
     supervisor.FIRST_PAUSE, supervisor.LONGEST_PAUSE = 0.1, 0.5
 try:
     config = Config.of(model=said["model"] or said["folder"], **said["knobs"])
@@ -107,7 +107,7 @@ class Serving:
         return {
             pid: words
             for pid, words in commands().items()
-            if parent_of(pid) == self.process.pid and "text.sandbox_process" not in words
+            if parent_of(pid) == self.process.pid and "sandbox.sandbox_process" not in words
         }
 
     @property

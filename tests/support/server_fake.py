@@ -27,6 +27,8 @@ from penstock.engine.engine import TAGS
 from penstock.engine.group_stop import GroupStop
 from penstock.errors import CheckpointError, ContextLengthError, EngineError
 from penstock.request import Delta, Logprob, SamplingParams
+from penstock.sandbox.sandbox import SandboxPool
+from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob, TokensJob
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.app_state import AppState
@@ -38,8 +40,6 @@ from penstock.server.process.http_protocol import http_protocol
 from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 from penstock.text.chat_template import render
 from penstock.text.grammar import check_grammar
-from penstock.text.sandbox import SandboxPool
-from penstock.text.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob, TokensJob
 from penstock.text.tokenizer import Tokenizer
 
 TEMPLATE = (

@@ -19,9 +19,9 @@ from penstock.build.options import WorkShape
 from penstock.errors import UsageError
 from penstock.models.model_config import ModelConfig
 from penstock.request import SamplingParams, check_request
+from penstock.sandbox.sandbox import Sandbox
+from penstock.sandbox.sandbox_process import ChatJob
 from penstock.server.openai.batch_line import BadRows
-from penstock.text.sandbox import Sandbox
-from penstock.text.sandbox_process import ChatJob
 from penstock.text.tokenizer import Tokenizer
 
 MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # of a sample

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.engine.engine import Engine
 from penstock.engine.fitted import fit, open_fitted
-from penstock.engine.mask_pool import MaskPool
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import UsageError
 from penstock.execute.unswept import unswept
 from penstock.execute.wake_gpu import wake_gpu
+from penstock.masks.mask_pool import MaskPool
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -62,7 +62,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
     config.check()
     wake_gpu(config.model.device)
     with nullcontext() if "torch" in sys.modules else unswept():
-        import penstock.execute.rank_runner  # noqa: F401 - torch, and what is made of it
+        import penstock.ranks.rank_runner  # noqa: F401 - torch, and what is made of it
 
     folder = folder or model_folder(config)
     if (fitted := fit(config, folder)) is None:
@@ -101,7 +101,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
 def open_model(config: Config, folder: Path) -> TorchRunner:
     """Opens the model of `folder` over its ranks. A sample ends at the tokenizer's eos_token too, where there is one.
     Raises as open_runner, and TokenizerError."""
-    from penstock.execute.rank_runner import open_parallel
+    from penstock.ranks.rank_runner import open_parallel
 
     known = None if config.model.skip_tokenizer_init else read_end_of_text(folder)
     return open_parallel(replace(config, end_of_text=known), folder)

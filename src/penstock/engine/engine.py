@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.children.carried_error import CarriedError
-from penstock.engine.mask_patience import MaskPatience
-from penstock.engine.mask_pool import MaskPool
 from penstock.engine.pace import StepPace
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
+from penstock.masks.mask_patience import MaskPatience
+from penstock.masks.mask_pool import MaskPool
 from penstock.request import Request
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.scheduler import Scheduler

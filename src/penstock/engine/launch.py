@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,6 @@ from penstock.config import Config
 from penstock.engine.async_client import AsyncClient, EngineProcess
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import ClientEnd, Ready, Up
-from penstock.engine.placement import Place
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError
 
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 ENGINE = command_of("penstock.engine.process")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """visible: a replica's CUDA_VISIBLE_DEVICES, None for ours; cores: what it is pinned to, none for ours."""
+
+    visible: str | None = None
+    cores: list[int] = field(default_factory=list)
 
 
 async def launch(config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT) -> AsyncClient:
@@ -71,7 +79,7 @@ async def start(
     addresses: Sequence[str],
     engine: Sequence[str] = ENGINE,
     step_timeout: float = STEP_TIMEOUT,
-    place: Place = Place(),  # noqa: B008  it is frozen
+    place: Place = Place(),
 ) -> asyncio.subprocess.Process:
     """Starts the engine's process for a client at each address, in its place; it loads from now on. Raises
     CapacityError."""

@@ -23,11 +23,11 @@ from penstock.children.lifetime import begin_child
 from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts, build_engine
 from penstock.engine.channel import Ask, Cancel, ControlOf, EngineEnd, GoesOn, Heard, Left, Ready, StepOutputs
-from penstock.engine.compile_queue import CompileQueue
 from penstock.engine.control import ControlQueue, Weights
 from penstock.engine.engine import Engine, Refused
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import PenstockError
+from penstock.masks.compile_queue import CompileQueue
 from penstock.request import REST
 
 COMPILE_LOOK = 1  # milliseconds between looks at a grammar that is compiled, where nothing else is to do

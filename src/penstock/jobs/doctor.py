@@ -207,7 +207,7 @@ def text(folder: Path) -> Facts:
 
 def _tokenizer(folder: Path, vocab_size: int, context: int) -> str:
     """Says whether the folder's is read, and its chat template, or why not."""
-    from penstock.text.sandbox import Sandbox
+    from penstock.sandbox.sandbox import Sandbox
     from penstock.text.tokenizer import Tokenizer
 
     try:

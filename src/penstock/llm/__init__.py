@@ -29,10 +29,10 @@ from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, i
 from penstock.llm.label_scorer import LabelScorer
 from penstock.llm.outputs import Told, collect, finished_of
 from penstock.request import Delta, Request, RequestOutput, SamplingParams
+from penstock.sandbox.sandbox import Sandbox
+from penstock.sandbox.sandbox_process import ChatJob
 from penstock.status_line import Bar
 from penstock.text.chat import check_messages, check_options
-from penstock.text.sandbox import Sandbox
-from penstock.text.sandbox_process import ChatJob
 from penstock.vllm_arguments import check_call, engine_knobs
 
 if TYPE_CHECKING:

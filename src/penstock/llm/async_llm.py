@@ -26,8 +26,8 @@ from penstock.shared_weights import SharedWeights
 from penstock.vllm_arguments import engine_knobs
 
 if TYPE_CHECKING:
-    from penstock.engine.replica_set import EngineClient
     from penstock.engine.request_stream import Stream
+    from penstock.replicas.replica_set import EngineClient
 
 
 class AsyncLLM:
@@ -147,7 +147,7 @@ class AsyncLLM:
         if self._closed:
             raise EngineError("this AsyncLLM is shut down: make a new one")
         if self._starting is None:
-            from penstock.engine.launch_engines import launch_engines
+            from penstock.replicas.launch_engines import launch_engines
 
             self._starting = asyncio.ensure_future(launch_engines(self.config))
         return await asyncio.shield(self._starting)

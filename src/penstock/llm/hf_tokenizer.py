@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.sandbox.sandbox_process import ChatJob, Reply
 from penstock.text.chat import check_messages
-from penstock.text.sandbox_process import ChatJob, Reply
 from penstock.text.tokenizer import Ids, Tokenizer
 
 Words = str | Sequence[str]

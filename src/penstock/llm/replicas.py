@@ -20,9 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.config import Config
 from penstock.engine.group_stop import GroupStop
-from penstock.engine.launch_replicas import launch_replicas
-from penstock.engine.replica_set import ReplicaSet
-from penstock.engine.replica_stream import ReplicaStream, Seeds
 from penstock.errors import (
     EngineError,
     FaultError,
@@ -33,6 +30,9 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.llm.inputs import Prompt
+from penstock.replicas.launch_replicas import launch_replicas
+from penstock.replicas.replica_set import ReplicaSet
+from penstock.replicas.replica_stream import ReplicaStream, Seeds
 from penstock.request import Delta, check_request
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 small.
 
     Gloo    on the CPU: each gathers all parts and adds them in the ranks' order, in float32
-    GPUs    execute/gpu_collectives.py, by the same protocol: a kernel of ours, or NCCL for all
+    GPUs    ranks/gpu_collectives.py, by the same protocol: a kernel of ours, or NCCL for all
 
 A sum is the same to the bit everywhere, whatever it is a sum of, and so are the tokens that are drawn from it. It knows
 tensors; no layers, no plans.

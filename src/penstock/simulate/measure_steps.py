@@ -17,8 +17,8 @@ from penstock.engine.fitted import fit, open_fitted
 from penstock.errors import UsageError
 from penstock.execute.built_on import built_on
 from penstock.execute.open_runner import find_device
-from penstock.execute.rank_runner import open_parallel
 from penstock.execute.step_table import time_steps
+from penstock.ranks.rank_runner import open_parallel
 from penstock.status_line import duration
 
 

@@ -205,7 +205,7 @@ async def launch(config, engine, step_timeout):
         works()
         threading.Event().wait()
     if how.get("busy"):
-        from penstock.text.sandbox import Sandbox
+        from penstock.sandbox.sandbox import Sandbox
         begin, tokenizer.stop_strings = Sandbox.begin, stop_strings
         def begin_and_say(sandbox, job):
             works()

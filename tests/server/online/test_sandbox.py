@@ -14,13 +14,13 @@ import pytest
 from bare_http import CHAT, COMPLETIONS, connect, read_one, request
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
+from penstock.sandbox.sandbox import SandboxPool
+from penstock.sandbox.sandbox_process import Bounds
 from penstock.server.online import intake as limits_module
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.text.sandbox import SandboxPool
-from penstock.text.sandbox_process import Bounds
 
 pytestmark = pytest.mark.torch
 

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
+from penstock.sandbox.sandbox_process import Job, Reply, TextJob, TokensJob
 from penstock.server.online.request_limits import RequestLimits
 from penstock.server.online.token_handlers import FEW_IDS, MOST_IDS
 from penstock.server.process.not_served import INSTEAD, not_served
-from penstock.text.sandbox_process import Job, Reply, TextJob, TokensJob
 
 pytestmark = pytest.mark.torch
 

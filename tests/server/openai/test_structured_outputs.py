@@ -13,8 +13,8 @@ from server_fake import Running, make_tokenizer, running_server
 
 from penstock.errors import UsageError
 from penstock.request import MAX_GRAMMAR, StructuredOutputsParams
-from penstock.text.sandbox import Sandbox
-from penstock.text.sandbox_process import GrammarJob
+from penstock.sandbox.sandbox import Sandbox
+from penstock.sandbox.sandbox_process import GrammarJob
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("llguidance")

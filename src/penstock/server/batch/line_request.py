@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import EngineError, PenstockError
+from penstock.sandbox.sandbox_process import Job, Reply
 from penstock.server.batch.input_file import told
 from penstock.server.batch.output_files import LineOutcome, answered, unrun
 from penstock.server.batch.poison_lines import ALONE
@@ -34,7 +35,6 @@ from penstock.server.openai.http_errors import (
 from penstock.server.openai.pick_answer import answer_to
 from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.translate import Call, make_call
-from penstock.text.sandbox_process import Job, Reply
 
 if TYPE_CHECKING:
     from penstock.engine.request_stream import Stream

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.watchdog import LATE
+from penstock.sandbox.pattern_search import PatternSearches
+from penstock.sandbox.sandbox import SandboxPool
 from penstock.server.online.api_keys import Key
 from penstock.server.online.buffered import ResponseBudget, Yielder
 from penstock.server.online.fair_semaphore import FairSemaphore
@@ -24,11 +26,9 @@ from penstock.server.openai.checked_forms import CheckedForms
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.text.answers.reader import AnswerParsers
-from penstock.text.pattern_search import PatternSearches
-from penstock.text.sandbox import SandboxPool
 
 if TYPE_CHECKING:
-    from penstock.engine.replica_set import EngineClient
+    from penstock.replicas.replica_set import EngineClient
 
 MOST_SANDBOXES = 8  # processes; a third of a core tokenises what an H200 prefills of a 1B model
 NO_TENANT = 0  # whose requests are where there are no keys; those count from 1

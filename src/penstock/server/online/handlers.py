@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import FaultError, PenstockError, UsageError
+from penstock.sandbox.sandbox_process import Job, Reply, job_bytes
 from penstock.server.online.active_call import ActiveCall, ClientGoneError, until_gone
 from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
@@ -36,7 +37,6 @@ from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.responses_forms import PARAMS, read_responses
 from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
-from penstock.text.sandbox_process import Job, Reply, job_bytes
 
 LONG_JOB = 65_536  # bytes of what a sandbox is sent: 10 ms of tokenising, or more
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there

@@ -23,8 +23,8 @@ from penstock.server.openai.translate import Call
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import ReplicaState
-    from penstock.engine.replica_set import EngineClient
     from penstock.engine.request_stream import Stream
+    from penstock.replicas.replica_set import EngineClient
 
 _SECONDS = (*(a * 10.0**b for b in range(-3, 3) for a in (1, 2.5, 5)), 1000.0)
 _TOKENS = tuple(a * 10.0**b for b in range(6) for a in (1, 2, 5))

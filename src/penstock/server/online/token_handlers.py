@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.sandbox.sandbox_process import TextJob, TokensJob
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import key_of
 from penstock.server.online.buffered import json_response
@@ -19,7 +20,6 @@ from penstock.server.openai.http_errors import HttpError, check_model
 from penstock.server.openai.prompt_ids import LONG_TEXT, chat_prompt
 from penstock.server.openai.token_forms import read_detokenize, read_tokenize
 from penstock.server.openai.translate import size_of
-from penstock.text.sandbox_process import TextJob, TokensJob
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from penstock.errors import ContextLengthError, TokenizerError, UsageError, too_long
+from penstock.sandbox.sandbox_process import ChatJob, Job, Reply, TextJob
 from penstock.server.openai.checked_forms import CheckedForms
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm
 from penstock.server.openai.http_errors import HttpError
@@ -20,7 +21,6 @@ from penstock.server.openai.message_forms import Message
 from penstock.server.openai.tool_forms import Json
 from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 from penstock.text.chat import pick_template
-from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts

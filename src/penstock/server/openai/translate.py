@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams, StructuredOutputsParams
+from penstock.sandbox.sandbox_process import GrammarJob
 from penstock.server.openai.answer_reading import AnswerReading, MakeReader, check_auto
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, StreamOptions, prompts_in
 from penstock.server.openai.generate_form import TokensForm
@@ -31,7 +32,6 @@ from penstock.server.openai.responses_forms import ResponsesChat
 from penstock.server.openai.scoring_forms import ScoringBody, ScoringForm, scoring_prompts
 from penstock.server.openai.tool_forms import Json
 from penstock.text.bad_words import bad_word_ids
-from penstock.text.sandbox_process import GrammarJob
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts

@@ -19,9 +19,9 @@ import msgspec
 from penstock.children.carried_error import CarriedError
 from penstock.children.spawn import could_not_start, how_ended
 from penstock.config import Config
-from penstock.engine.replica_words import WordDown, WordUp
-from penstock.engine.supervisor import Supervisor
 from penstock.errors import EngineError, PenstockError, UsageError
+from penstock.replicas.replica_words import WordDown, WordUp
+from penstock.replicas.supervisor import Supervisor
 from penstock.server.online.metrics import Board
 from penstock.server.process.port import bind, port_error
 from penstock.server.process.shutdown import StopSignals, signals, unless_stopped

@@ -18,8 +18,8 @@ import uvloop
 from penstock.children.lifetime import lose_lines
 from penstock.config import Config
 from penstock.engine.launch import ENGINE
-from penstock.engine.launch_engines import launch_engines
 from penstock.errors import UsageError
+from penstock.replicas.launch_engines import launch_engines
 from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.online.access_log import open_log
 from penstock.server.online.api_keys import ENVIRONMENT, gather_keys

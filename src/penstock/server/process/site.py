@@ -33,7 +33,7 @@ from penstock.server.process.shutdown import StopSignals
 from penstock.text.answers.reader import NO_PARSERS, TEMPLATE, AnswerParsers
 
 if TYPE_CHECKING:
-    from penstock.engine.replica_set import EngineClient
+    from penstock.replicas.replica_set import EngineClient
     from penstock.text.tokenizer import Tokenizer
 
 LOOK_EVERY = 0.1  # seconds between looks at the engine's life

@@ -15,9 +15,9 @@ import uvloop
 
 from penstock.children.carried_error import CarriedError
 from penstock.children.lifetime import begin_child
-from penstock.engine.replica_set import ReplicaSet
-from penstock.engine.replica_words import WordDown, WordUp
 from penstock.errors import PenstockError
+from penstock.replicas.replica_set import ReplicaSet
+from penstock.replicas.replica_words import WordDown, WordUp
 from penstock.server.online.metrics import Board
 from penstock.server.process.shutdown import StopSignals, exit_soon, unless_stopped
 from penstock.server.process.site import Site, serve_engine

@@ -1,0 +1,181 @@
+"""Trials of forms: each is compiled in a process that can be ended, before a process that makes masks compiles it.
+
+    Compile -> a fork, QUICK seconds of processor time -> Compiled
+                                                       -> else another, SLOW seconds, behind others -> Compiled
+
+The library counts its own work, but not all of it: `multipleOf` 999983 took it 12 s and 400 MB, and no count said so.
+What passes here takes no longer anywhere else. Forms that are compiled soon come first, however many others wait, and
+of both kinds one runs at a time. The process is forked from the one that read the vocabulary, and has one thread, so
+that it can fork. It knows grammars; no samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+from collections import deque
+from typing import NoReturn
+
+import msgspec
+
+from penstock.children.frames import Frames, frame
+from penstock.children.process_limits import ProcessMemory, bound
+from penstock.errors import PenstockError
+from penstock.request import StructuredOutputsParams
+from penstock.text.grammar import CompiledGrammar, GrammarCompiler, grammar_text
+
+QUICK = 0.02  # seconds of processor time; most forms take a fifth of it
+SLOW = 1.0  # the same of a form that may take longer, and comes behind others
+MEMORY = 192 * 2**20  # bytes of addresses that compiling may take
+GROWN = 32 * 2**20  # bytes by which a fork for quick forms grows until another takes its place
+KINDER = 5  # by which a slow one leaves the processor to others
+TOO_LONG = (
+    f"structured_outputs cannot be served: they take more than {SLOW:g} s of processor time, or {MEMORY >> 20} MB, to "
+    "compile: make them simpler"
+)
+
+
+class Compile(msgspec.Struct, tag="compile"):
+    """A form to compile, and its number, which samples name. slow: it took longer than QUICK."""
+
+    grammar: int
+    asked: StructuredOutputsParams
+    slow: bool = False
+
+
+class Compiled(msgspec.Struct, tag="compiled"):
+    """A form was compiled, or why it cannot be served. slow: it took longer than QUICK. bytes: that it takes."""
+
+    grammar: int
+    refusal: str | None
+    slow: bool = False
+    bytes: int = 0
+
+
+def compiled(compiler: GrammarCompiler | PenstockError, asked: StructuredOutputsParams) -> CompiledGrammar:
+    """Compiles a form. Raises PenstockError."""
+    if isinstance(compiler, PenstockError):
+        raise compiler
+    return compiler.compile(grammar_text(asked, compiler.special if asked.structural_tag is not None else ()))
+
+
+class _Trial:
+    """A fork that compiles forms: of the quick ones many, of the slow ones one, so that it tells what that takes.
+    word: the form that it is at."""
+
+    def __init__(self, compiler: GrammarCompiler | PenstockError, others: list[socket.socket]) -> None:
+        """others: sockets of the parent's alone."""
+        self.word: Compile | None = None
+        self.grown = 0  # bytes, by what it has compiled
+        self.channel, theirs = socket.socketpair()
+        self.process = os.fork()
+        if not self.process:
+            try:
+                for each in (self.channel, *others):
+                    each.close()
+                _compile_forms(theirs, compiler)
+            finally:
+                os._exit(0)  # no way back into the parent's loop
+        theirs.close()
+        self.frames = Frames(self.channel)
+
+    def begin(self, word: Compile) -> None:
+        self.word = word
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who reads finds the socket's end
+            self.channel.sendall(frame(word))
+
+    def end(self) -> None:
+        self.channel.close()
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+
+
+def _compile_forms(channel: socket.socket, compiler: GrammarCompiler | PenstockError) -> None:
+    """In the fork. The kernel ends it at a form's time; the library, by SIGABRT, where it gets no memory."""
+    memory, frames, decoder = ProcessMemory(), Frames(channel), msgspec.msgpack.Decoder(Compile)
+    addresses, _ = memory.read()
+    if addresses:
+        bound(resource.RLIMIT_AS, addresses + MEMORY)
+    with contextlib.suppress(EOFError):  # the parent wants no more
+        while True:
+            while not (found := frames.read()):
+                pass  # a long one comes in pieces
+            word = decoder.decode(found[0])
+            if word.slow:
+                os.nice(KINDER)
+            signal.setitimer(signal.ITIMER_PROF, SLOW if word.slow else QUICK)
+            said = _tried(word, compiler, memory)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            channel.sendall(frame(said))
+
+
+def _tried(word: Compile, compiler: GrammarCompiler | PenstockError, memory: ProcessMemory) -> Compiled:
+    _, before = memory.read()
+    try:
+        kept = compiled(compiler, word.asked)
+        taken = max(0, memory.read()[1] - before)
+        del kept
+    except PenstockError as error:
+        return Compiled(word.grammar, str(error))
+    return Compiled(word.grammar, None, word.slow, taken)
+
+
+class FormTrials:
+    """Trials, of each kind one at a time."""
+
+    def __init__(self, channel: socket.socket, compiler: GrammarCompiler | PenstockError) -> None:
+        self._channel, self._compiler = channel, compiler
+        self._waiting: dict[bool, deque[Compile]] = {False: deque(), True: deque()}  # by whether they are slow
+        self._trials: dict[bool, _Trial] = {}
+        self._decoder = msgspec.msgpack.Decoder(Compiled)
+
+    def serve(self) -> NoReturn:
+        """Works until the engine has gone, which raises EOFError or OSError."""
+        frames, decoder = Frames(self._channel), msgspec.msgpack.Decoder(Compile)
+        try:
+            while True:
+                self._begin()
+                poll = select.poll()
+                for channel in (self._channel, *(trial.channel for trial in self._trials.values())):
+                    poll.register(channel, select.POLLIN)
+                ready = {descriptor for descriptor, _ in poll.poll()}
+                if self._channel.fileno() in ready:
+                    self._waiting[False].extend(map(decoder.decode, frames.read()))
+                for slow, trial in list(self._trials.items()):
+                    if trial.channel.fileno() in ready:
+                        self._take(slow, trial)
+        finally:
+            for trial in self._trials.values():
+                trial.end()
+
+    def _begin(self) -> None:
+        for slow, waiting in self._waiting.items():
+            if not waiting:
+                continue
+            if slow not in self._trials:
+                others = [self._channel, *(trial.channel for trial in self._trials.values())]
+                self._trials[slow] = _Trial(self._compiler, others)
+            if self._trials[slow].word is None:
+                self._trials[slow].begin(waiting.popleft())
+
+    def _take(self, slow: bool, trial: _Trial) -> None:
+        """Takes in what a trial says, or its end."""
+        try:
+            found = [self._decoder.decode(data) for data in trial.frames.read()]
+        except (EOFError, ConnectionResetError):
+            if (word := trial.word) is not None and not slow:
+                self._waiting[True].append(Compile(word.grammar, word.asked, slow=True))
+            elif word is not None:
+                self._channel.sendall(frame(Compiled(word.grammar, TOO_LONG)))
+            self._trials.pop(slow).end()
+            return
+        for said in found:
+            self._channel.sendall(frame(said))
+            trial.word = None
+            trial.grown += said.bytes
+        if trial.word is None and (slow or trial.grown > GROWN):
+            self._trials.pop(slow).end()

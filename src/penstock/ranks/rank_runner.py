@@ -1,0 +1,262 @@
+"""RankRunner: one model over several ranks, each a process; this one is rank 0. `schedule.step.Runner` is its contract.
+
+    launch(plan)   its bytes to every other rank, then rank 0's own share; all meet in the layers' sums
+    fetch()        rank 0's tokens, which are every rank's
+
+What ranks must agree on is said, never found out twice: limits and sizes of graphs when they start, everything else in
+the plan. It knows plans and ranks; no tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from penstock.config import Config
+from penstock.errors import EngineError, PenstockError, UsageError
+from penstock.execute.executor import StreamExecutor, open_executor
+from penstock.execute.first_step import StartClock
+from penstock.execute.limits import Limits, agreed
+from penstock.execute.open_runner import end_start, find_device, find_dtype, open_runner, open_share
+from penstock.execute.runner import TorchRunner
+from penstock.models.build_model import build_model
+from penstock.models.read_config import read_model_config
+from penstock.parallel.collectives import Collectives
+from penstock.parallel.layout import Layout
+from penstock.quant.choose import choose_schemes
+from penstock.ranks.open_collectives import open_collectives
+from penstock.ranks.rank_channel import LATE_MASKS, PLANS, RankOrder, RankStart, encode, encode_order
+from penstock.ranks.rank_gpus import check_own_gpu, check_visible_gpus
+from penstock.ranks.remote_rank import RemoteRank
+from penstock.schedule.step import Flight, LateMasks, StepPlan, StepTokens
+from penstock.shared_weights import WeightsSource
+
+_SECONDS = 30.0  # that a rank waits for another in the middle of a step
+_TELLING = 0.3  # that a step may take to end by itself, once another rank is gone
+_LOOK = 5e-5
+_REASON = 1.0  # that rank 0 waits for another's last word, where its own share has failed
+
+
+class RankRunner(TorchRunner):
+    """Rank 0's runner, and the other ranks. threads: torch's, to be given back. seconds: the longest that a step which
+    others don't end is waited for."""
+
+    def __init__(
+        self, others: list[RemoteRank], collectives: Collectives, threads: int, seconds: float, *share: Any
+    ) -> None:
+        super().__init__(*share)
+        self.others, self.collectives, self._threads, self._seconds = others, collectives, threads, seconds
+        self._number = -1  # of the step that was launched last
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Starts a step on all ranks and returns at once. The plan's arrays are the runner's from now on."""
+        self._number = plan.number
+        own = self._on_all(PLANS.encode(plan), lambda: super(RankRunner, self).launch(plan))
+        return own if plan.draws_late else RankFlight(plan.number, own, self)
+
+    def draw(self, late: LateMasks) -> Flight:
+        """Ends the step that was launched last, which draws late, on all ranks, and returns at once."""
+        here = np.arange(late.places.size, dtype=np.int32)
+        sent = replace(late, words=late.words.take(late.places, axis=0), places=here)
+        own = self._on_all(LATE_MASKS.encode(sent), lambda: super(RankRunner, self).draw(late))
+        return RankFlight(self._number, own, self)
+
+    def _on_all(self, data: bytes | bytearray, own: Callable[[], Flight]) -> Flight:
+        for other in self.others:
+            other.send(data)
+        try:
+            return own()
+        except EngineError as error:
+            raise self.reason(error) from error
+
+    def update_weights(self, source: WeightsSource) -> None:
+        """Has each rank load its part beside, and all take theirs once each has. Raises as execute.reload does, of
+        whichever rank; the old ones stay then."""
+        self._order(RankOrder.load(source))
+        refused: list[PenstockError] = []
+        try:
+            self.load_beside(source)
+        except PenstockError as error:
+            refused.append(error)
+        refused += self._done()
+        self._order(RankOrder("forget" if refused else "take"))
+        if refused:
+            self.forget_beside()
+        else:
+            self.take_beside()
+        refused += self._done()
+        if refused:
+            raise refused[0]
+
+    def sleep(self, level: int) -> None:
+        """Raises UsageError."""
+        rule = "memory is given back where one GPU holds the model: where several ranks do make a new engine"
+        raise UsageError(rule, param="tensor_parallel_size")
+
+    def _order(self, order: RankOrder) -> None:
+        for other in self.others:
+            other.send(encode_order(order))
+
+    def _done(self) -> list[PenstockError]:
+        """Waits for all -> why some have not."""
+        return [error for other in self.others if (error := other.done()) is not None]
+
+    @property
+    def rows_on_gpu(self) -> bool:
+        """Whether a step is read by looking at an event; on the CPU a share that others don't end fails by itself."""
+        return isinstance(self._executor, StreamExecutor)
+
+    def counts(self) -> dict[str, int]:
+        """Those of all ranks together."""
+        theirs = [other.counts for other in self.others]
+        return {name: own + sum(each.get(name, 0) for each in theirs) for name, own in super().counts().items()}
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"ranks": len(self.others) + 1, "all_reduce": self.collectives.describe()}
+
+    def close(self) -> None:
+        """Ends the other ranks' processes and lets go of this one's share. Flights that wait fail. Twice is once."""
+        if not self._closed:
+            _close(self.others)
+            self.collectives.abort()
+            super().close()
+            self.collectives.close()
+            torch.set_num_threads(self._threads)
+
+    def wait(self, own: Flight) -> None:
+        """Waits until rank 0's share of a step is done. EngineError where another rank ends meanwhile, or it takes too
+        long: a GPU may be in a sum that never ends."""
+        begun = time.monotonic()
+        while not own.ready():
+            waited = time.monotonic() - begun
+            if waited > self._seconds or (waited > _TELLING and any(other.silent for other in self.others)):
+                self.collectives.abort()
+                raise EngineError(f"rank 0 lost the others: a step was not done after {waited:.1f} s")
+            time.sleep(_LOOK)
+
+    def reason(self, error: EngineError, seconds: float = _REASON) -> PenstockError:
+        """Returns what is told of a share that failed: the end of another rank, where there is one within `seconds`."""
+        ended = [other for other in self.others if other.wait(seconds / len(self.others))]
+        # A rank that died without a word is the cause; the words of others may be what they saw of it.
+        told = sorted((other.failure() for other in ended), key=lambda failure: "lost the others" in str(failure))
+        return told[0] if told else error
+
+
+@dataclass(slots=True)
+class RankFlight:
+    """A step on all ranks. Serves as schedule.step.Flight."""
+
+    number: int
+    own: Flight
+    runner: RankRunner
+    tokens: StepTokens | None = None
+
+    def ready(self) -> bool:
+        return self.own.ready()
+
+    def fetch(self) -> StepTokens:
+        if self.tokens is None:
+            try:
+                if self.runner.rows_on_gpu:
+                    self.runner.wait(self.own)
+                tokens = self.own.fetch()
+            except EngineError as error:
+                raise self.runner.reason(error) from error
+            try:
+                self.runner.collectives.check()
+            except EngineError as error:  # a GPU has waited for the others by then: who has ended is known
+                raise self.runner.reason(error, seconds=0.0) from error
+            for other in self.runner.others:
+                other.compare(self.number, tokens)
+            self.tokens = tokens
+        return self.tokens
+
+
+def open_parallel(config: Config, folder: Path) -> TorchRunner:
+    """Opens the model of `folder` over as many ranks as the config says: `open_runner` for one, else `open_ranks`."""
+    ranks = config.parallel.tensor_parallel_size
+    return open_runner(config, folder) if ranks == 1 else open_ranks(config, folder, ranks)
+
+
+def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECONDS) -> RankRunner:
+    """Starts the other ranks' processes; each loads its share of `folder`'s model, as does this one, rank 0.
+
+    seconds: the longest that a rank waits for another in a step. Raises what any rank raises, before anything is left
+    behind.
+    """
+    device = find_device(config.model.device, 0)
+    threads = torch.get_num_threads()
+    dtype = find_dtype(config.model.dtype, device)
+    knobs = config.told() | {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
+    # What cannot be divided is refused before anything is started.
+    model_config = read_model_config(folder)
+    schemes = choose_schemes(config.model.quantization, model_config.quantization)
+    build_model(model_config, dtype, torch.device("meta"), 1, Layout(0, ranks), schemes)
+    if device.type == "cuda":
+        check_visible_gpus(ranks)
+        check_own_gpu(device, config.memory.gpu_memory_utilization)
+    executor, others, clock = open_executor(device), list[RemoteRank](), StartClock()
+    with tempfile.TemporaryDirectory(prefix="penstock-") as private:
+        meeting = Path(private) / "meeting"
+        start = RankStart(
+            0,
+            ranks,
+            str(folder),
+            knobs,
+            str(meeting),
+            max(1, threads // ranks),
+            seconds,
+            config.tuned,
+            config.kv_scales,
+            config.end_of_text,
+        )
+        collectives = open_collectives(meeting, 0, ranks, seconds, device)
+
+        def agree(own: Limits) -> Limits:
+            found = agreed([own, *(other.limits() for other in others)])
+            clock.end("waiting for other ranks")
+            for other in others:
+                other.send(encode(found))
+            collectives.connect()
+            clock.end("meeting")
+            return found
+
+        def opened() -> TorchRunner:
+            torch.set_num_threads(start.threads)
+            layout = Layout(0, ranks, collectives.all_reduce, collectives.all_gather)
+            met = collectives.check
+            runner = open_share(start.config(), folder, device, executor, layout, agree, make, met, clock)
+            collectives.ready()
+            return runner
+
+        make = partial(RankRunner, others, collectives, threads, seconds)
+        try:
+            for rank in range(1, ranks):
+                others.append(RemoteRank(msgspec.structs.replace(start, rank=rank)))
+            runner = executor.call(opened)
+        except BaseException:
+            _close(others)
+            executor.close()
+            torch.set_num_threads(threads)
+            raise
+    assert isinstance(runner, RankRunner)
+    end_start(runner, clock)
+    print(f"penstock: {ranks} ranks are ready: {clock}", file=sys.stderr)
+    return runner
+
+
+def _close(others: list[RemoteRank]) -> None:
+    for other in others:
+        other.hang_up()
+    for other in others:
+        other.close()

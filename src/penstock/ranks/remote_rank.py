@@ -1,0 +1,149 @@
+"""RemoteRank: another rank in a process of its own, as rank 0 sees it: what it is told, what it says, how it ended.
+
+A thread for each starts the process, hears it and sees its end. It knows processes and words; no tensors.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import subprocess
+import threading
+from collections import deque
+
+import msgspec
+
+from penstock.children.spawn import command_of, how_ended, spawn
+from penstock.errors import CapacityError, EngineError, PenstockError
+from penstock.execute.limits import Limits
+from penstock.ranks.rank_channel import RankChannel, RankDone, RankDrew, RankLimits, RankStart, decode_word, encode
+from penstock.ranks.rank_channel import checksum as checksum_of
+from penstock.schedule.step import StepTokens
+
+LOADING = 1800.0  # seconds that a rank may take until its weights are loaded
+_LEAVING = 2.0  # until a process that was told to end, or has closed its socket, is killed
+
+
+class RemoteRank:
+    """Its process loads its share of the model from now on."""
+
+    def __init__(self, start: RankStart) -> None:
+        self.rank = start.rank
+        self.error: PenstockError | None = None  # once it has ended: why
+        self.silent = False  # whether it says nothing any more; how it ended is known a little later
+        self.counts: dict[str, int] = {}  # its runner's, as of the last step that it has told of
+        self.process: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+        self._limits: queue.SimpleQueue[Limits | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[RankDone | None] = queue.SimpleQueue()
+        self._heard: deque[RankDrew] = deque()
+        self._drawn: deque[RankDrew] = deque()  # rank 0's own
+        own, theirs = socket.socketpair()
+        self._channel = RankChannel(own, start.seconds)
+        # The kernel ends a process with the *thread* that started it (children/lifetime.py): this one stays as long.
+        self._thread = threading.Thread(
+            target=self._live, args=(theirs,), name=f"penstock-rank{self.rank}", daemon=True
+        )
+        self._thread.start()
+        self.send(encode(start))
+
+    def send(self, data: bytes | bytearray) -> None:
+        """Raises what the rank ended with, or EngineError where it takes nothing any more."""
+        if self.error is None:
+            try:
+                return self._channel.send(data)
+            except OSError as error:
+                self._ended.wait(_LEAVING)
+                self._end(EngineError(f"rank {self.rank} takes no more steps: {error.strerror}"))
+        raise self.failure()
+
+    def limits(self) -> Limits:
+        """Waits until its weights are loaded -> what it has room for. Raises what it ended with."""
+        try:
+            found = self._limits.get(timeout=LOADING)
+        except queue.Empty:
+            raise EngineError(f"rank {self.rank} has not loaded its weights in {LOADING:.0f} s") from None
+        if found is None:
+            raise self.failure()
+        return found
+
+    def done(self) -> PenstockError | None:
+        """Waits until it has carried out the oldest order -> why it has not, where that is so. Raises what it ended
+        with."""
+        found = self._done.get()
+        if found is None:
+            raise self.failure()
+        return None if found.refused is None else found.refused.error(f"rank {self.rank}: ")
+
+    def compare(self, number: int, tokens: StepTokens) -> None:
+        """Holds what it drew, as far as it has said, to rank 0's tokens. EngineError where they part."""
+        self._drawn.append(RankDrew(number, checksum_of(tokens)))
+        while self._drawn and self._heard:
+            own, said = self._drawn[0], self._heard[0]
+            if own.number <= said.number:
+                self._drawn.popleft()
+            if said.number <= own.number:  # a flight that nobody read here has no like
+                self._heard.popleft()
+            if own.number == said.number and own.checksum != said.checksum:
+                raise EngineError(f"rank {self.rank} drew other tokens than rank 0: start the engine anew")
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for its end -> whether it has ended."""
+        return self._ended.wait(seconds)
+
+    def failure(self) -> PenstockError:
+        """Returns what it ended with, an exception of its own for each who raises it."""
+        assert self.error is not None
+        return type(self.error)(str(self.error), param=self.error.param)
+
+    def hang_up(self) -> None:
+        """Tells it to end; `close` waits for that."""
+        self._channel.hang_up()
+
+    def close(self) -> None:
+        """Ends the process, which is killed where it doesn't end by itself. Twice is once."""
+        self.hang_up()
+        self._thread.join()
+        self._channel.close()
+
+    def _live(self, theirs: socket.socket) -> None:
+        try:
+            command = command_of("penstock.ranks.rank_process", theirs.fileno())
+            self.process = spawn(command, f"the process of rank {self.rank}", fds=(theirs.fileno(),))
+        except CapacityError as error:
+            return self._end(error)
+        finally:
+            theirs.close()
+        try:
+            self._hear()
+        except msgspec.MsgspecError as error:
+            self._end(EngineError(f"rank {self.rank} said what could not be read: {error}"))
+        self.silent = True
+        try:
+            code = self.process.wait(_LEAVING)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self._end(EngineError(f"rank {self.rank} {how_ended(code)}: start the engine anew"))
+
+    def _hear(self) -> None:
+        """Takes what it says until there is nothing more."""
+        while (data := self._channel.receive()) is not None:
+            word = decode_word(data)
+            if isinstance(word, RankDrew):
+                self._heard.append(word)
+                self.counts = word.counts
+            elif isinstance(word, RankLimits):
+                self._limits.put(word.limits)
+            elif isinstance(word, RankDone):
+                self._done.put(word)
+            else:
+                self._end(word.error(f"rank {self.rank}: "))
+
+    def _end(self, error: PenstockError) -> None:
+        """Keeps the first reason."""
+        if self.error is None:
+            self.error = error
+        self._limits.put(None)
+        self._done.put(None)
+        self._ended.set()

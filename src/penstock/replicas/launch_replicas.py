@@ -1,0 +1,50 @@
+"""launch_replicas: several engines kept by this process, as one client for this event loop. It joins a supervisor and a
+front; it knows nothing that they don't."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.config import Config
+from penstock.engine.launch import ENGINE
+from penstock.engine.watchdog import STEP_TIMEOUT
+from penstock.replicas.placement import HostFacts
+from penstock.replicas.replica_set import ReplicaSet
+from penstock.replicas.replica_words import WordUp
+from penstock.replicas.supervisor import Supervisor
+
+
+class OwnReplicas(ReplicaSet):
+    """A ReplicaSet whose engines are this process's: they end with it."""
+
+    def __init__(self, config: Config, engine: Sequence[str], step_timeout: float, host: HostFacts | None) -> None:
+        model, count = config.model, config.parallel.data_parallel_size
+        super().__init__(
+            count, self._up, seed=model.seed, tokenizer=not model.skip_tokenizer_init, step_timeout=step_timeout
+        )
+        self.supervisor = Supervisor(config, [self.hear], engine, step_timeout, host)
+
+    def _up(self, word: WordUp) -> None:
+        self.supervisor.hear(0, word)
+
+    async def close(self, hurry: asyncio.Event | None = None) -> None:
+        self.supervisor.retire()
+        await super().close()
+        await self.supervisor.end(hurry)
+
+
+async def launch_replicas(
+    config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT, host: HostFacts | None = None
+) -> ReplicaSet:
+    """Starts `data_parallel_size` engines and waits until each is ready or has failed. Raises what the first raised
+    where none is ready, UsageError or CapacityError where they cannot be placed. The others are as launch.launch's."""
+    config.check()
+    made = OwnReplicas(config, engine, step_timeout, host)
+    try:
+        await made.supervisor.start()
+    except BaseException:
+        made.supervisor.kill()
+        await made.close()
+        raise
+    return made

@@ -1,0 +1,320 @@
+"""ReplicaSet: the client of several engines, with AsyncClient's methods. Each request goes where it is done first
+(schedule/router.py), a fork group to several where that pays.
+
+    submit -> router -> a part for each replica that takes samples -> news -> ReplicaStream -> reader
+
+A part whose replica dies is run again on another, once, where nothing unfinished of it has been told: its seed was
+drawn here, so its tokens are the same. It hears of engines that come and go (replica_words.py), and starts none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.children.carried_error import CarriedError
+from penstock.engine.async_client import AsyncClient, ReplicaState, SharedEngine
+from penstock.engine.build_engine import EngineFacts
+from penstock.engine.channel import ClientEnd
+from penstock.engine.control import Control
+from penstock.engine.group_stop import GroupStop
+from penstock.engine.launch import facts_of, load_tokenizer
+from penstock.engine.request_stream import Stream
+from penstock.engine.watchdog import STEP_TIMEOUT
+from penstock.errors import EngineError, NoReplicaError, PenstockError, ReplicaError
+from penstock.replicas.replica_stats import ReplicaStats
+from penstock.replicas.replica_stream import Replica, ReplicaStream, RequestPart, Seeds
+from penstock.replicas.replica_words import Ended, Hung, Join, Joined, JoinFailed, Leave, RestartAll, WordDown, WordUp
+from penstock.request import MAX_SEED, SamplingParams
+from penstock.schedule.router import Router
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
+
+TWICE = "the replica at work on it died, and so did the next one: it was not run a third time"
+TORN = "the replica at work on it died; the others go on: send it again"
+NONE = "no replica is ready; they start again by themselves: send it again in a moment"
+
+
+class ReplicaSet:
+    """Requests of one event loop over `count` engines. Before the first of them has joined there are no `facts`.
+
+    tell: takes words for who keeps the engines.   number: of this process among those that send requests to them.
+    seed: where seeds of requests that bring none come from; the first of several processes, and an only one, draws as
+    an engine by itself would."""
+
+    def __init__(
+        self,
+        count: int,
+        tell: Callable[[WordUp], None],
+        *,
+        number: int = 0,
+        seed: int = 0,
+        tokenizer: bool = True,
+        step_timeout: float = STEP_TIMEOUT,
+    ) -> None:
+        self.facts: EngineFacts
+        self.tokenizer: Tokenizer | None = None
+        self.router = Router(count, number)
+        self._replicas = [Replica(number) for number in range(count)]
+        self._tell, self._wants_tokenizer, self._step_timeout = tell, tokenizer, step_timeout
+        self._seeds = Seeds(seed, number)
+        self._engines: dict[int, SharedEngine] = {}  # by their lives
+        self._place: dict[int, Replica] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._began = asyncio.Event()
+        self._closing = False
+        self._died: AsyncClient | None = None  # the last one that did
+
+    # --- what is known
+
+    async def began(self) -> bool:
+        """Waits until one replica is ready; True."""
+        return await self._began.wait()
+
+    @property
+    def count(self) -> int:
+        return len(self._replicas)
+
+    @property
+    def ready(self) -> int:
+        """How many replicas take requests."""
+        return sum(replica.takes for replica in self._replicas)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any takes requests."""
+        return self.ready > 0
+
+    @property
+    def gone(self) -> bool:
+        """Whether there will never be one again: of several each starts again."""
+        return self.count == 1 and not self.alive
+
+    @property
+    def death(self) -> str | None:
+        """Why the last one that died is gone, in one line."""
+        return None if self._last is None else self._last.death
+
+    @property
+    def _last(self) -> AsyncClient | None:
+        return self._replicas[0].client if self.count == 1 else self._died
+
+    @property
+    def open_at_death(self) -> frozenset[Stream]:
+        """The requests that were at the last replica that died."""
+        parts = frozenset[Stream]() if self._last is None else self._last.open_at_death
+        return frozenset(part.whole for part in parts if isinstance(part, RequestPart))
+
+    @property
+    def cut_before_death(self) -> bool:
+        """Whether a request was cut shortly before the last death; AsyncClient says it in full."""
+        return self._last is not None and self._last.cut_before_death
+
+    @property
+    def step_age(self) -> float:
+        """Seconds since a step was completed, of the replica for which that is longest."""
+        return max((r.client.step_age for r in self._replicas if r.client is not None and r.client.alive), default=0.0)
+
+    def stats(self) -> dict[str, float]:
+        """All replicas' gauges and counters as one engine's."""
+        return ReplicaStats.together([replica.stats for replica in self._replicas])
+
+    def each(self) -> list[ReplicaState]:
+        """Returns what is known of each replica, by its number."""
+        return [ReplicaState(r.takes, max(0, r.lives - 1), r.stats.now) for r in self._replicas]
+
+    @property
+    def weights_version(self) -> str:
+        """What replicas' answers are made with; several, where one has started again since they were changed."""
+        return ",".join(sorted({r.client.weights_version for r in self._replicas if r.takes and r.client is not None}))
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        """What sleeps of any replica."""
+        found = {tag for r in self._replicas if r.takes and r.client is not None for tag in r.client.asleep}
+        return tuple(sorted(found))
+
+    async def control(self, word: Control) -> None:
+        """Has every replica that takes requests do something, one after the other, so that the others serve meanwhile.
+        Raises what the first raised at which it failed, and the rest is left as it is."""
+        for client in [replica.client for replica in self._replicas if replica.takes]:
+            assert client is not None
+            await client.control(word)
+
+    def restart(self) -> None:
+        """Has all replicas restarted, one at a time, each when it has nothing left to do. Raises UsageError."""
+        if self.count == 1:
+            assert self._replicas[0].client is not None
+            self._replicas[0].client.restart()
+        self._tell(RestartAll())
+
+    # --- requests
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool,
+        samples: Sequence[int] | None = None,
+        background: bool = False,
+        tenant: int = 0,
+        salt: int = 0,
+        group_stop: GroupStop | None = None,
+        answers: bool = False,
+        whole: bool = False,
+        among: Collection[int] = (),
+    ) -> ReplicaStream:
+        """Sends a request, as AsyncClient's. whole: its samples stay together; among: on one of these replicas, as long
+        as one takes requests. Raises NoReplicaError where none does."""
+        if self._closing:
+            raise EngineError("the engine is closed")
+        if self.count > 1:
+            sampling = self._seeds.give(sampling)
+        if group_stop is None and sampling.stop_when is not None:
+            group_stop = GroupStop.of(sampling.stop_when)  # one for all parts
+        how: dict[str, Any] = {
+            "stream": stream, "background": background, "tenant": tenant, "salt": salt, "group_stop": group_stop,
+            "answers": answers,
+        }  # fmt: skip
+        made = ReplicaStream(self._part_over, self._lost, prompt_ids, sampling, **how)
+        self._send(made, samples, whole=whole or sampling.prompt_logprobs is not None, among=among)
+        return made
+
+    def wanting(self) -> set[int]:
+        """Replicas that would have rows free, or next to nothing that waits for them, in a few seconds."""
+        rows, longest = self.facts.max_num_seqs // self.count, self.facts.max_model_len
+        room = self.router.room(rows, longest)
+        return {r.number for r in self._replicas if r.takes and r.samples < room}
+
+    def _send(
+        self, made: ReplicaStream, samples: Sequence[int] | None, *, whole: bool = False, among: Collection[int] = ()
+    ) -> None:
+        taking = {replica.number for replica in self._replicas if replica.takes}
+        if not taking:
+            raise EngineError(self.death or "the engine is gone") if self.gone else NoReplicaError(NONE)
+        params, prompt = made.sampling, made.prompt_ids
+        wanted = range(params.n) if samples is None else samples
+        limit = max(1, min(params.max_tokens or MAX_SEED, self.facts.max_model_len - len(prompt)))
+        tokens = self.router.expected_tokens(limit, runs_on=params.ignore_eos)
+        salt = made.how["salt"]
+        shares = self.router.route(prompt, salt, len(wanted), tokens, taking & set(among) or taking, whole=whole)
+        at = 0
+        try:
+            for share in shares:
+                mine = wanted[at : at + share.samples]
+                at += share.samples
+                replica = self._replicas[share.replica]
+                assert replica.client is not None
+                part = replica.client.submit(
+                    prompt, params, samples=None if len(mine) == params.n else list(mine),
+                    make=partial(RequestPart, made, replica, mine), **made.how,
+                )  # fmt: skip
+                made.asked = made.asked or part.asked
+                self.router.sent(share, part.asked.request_id)
+        except PenstockError as error:
+            made.fail(error)  # parts that went out bring nothing now: whoever reads it must not take them for all
+            raise
+
+    def _part_over(self, part: RequestPart) -> None:
+        """A part has ended, however that was."""
+        part.replica.samples -= len(part.samples)
+        self.router.ended(part.replica.number, part.asked.request_id)
+        self._close_if_idle(part.replica)
+
+    def _lost(self, part: RequestPart, error: PenstockError) -> None:
+        """A part ended in an error; if its replica died, what is left of it is run again where that can be."""
+        whole, client = part.whole, part.replica.client
+        if not isinstance(error, EngineError) or self._closing or self.count == 1:
+            whole.fail(error)
+            return
+        self._died = client
+        whole.deaths += 1
+        if whole.deaths > 1 or part.begun - part.asked.over or whole.how["background"]:
+            # A line of a batch isn't run again here: its batch does that, and finds out which line kills.
+            whole.fail(ReplicaError(TWICE if whole.deaths > 1 else TORN))
+            return
+        try:
+            if whole.asked is part.asked:
+                whole.asked = None  # type: ignore[assignment]
+            self._send(whole, [sample for sample in part.samples if sample not in part.asked.over])
+        except PenstockError as none:
+            whole.asked = whole.asked or part.asked
+            whole.fail(none)
+
+    # --- engines that come and go
+
+    def hear(self, word: WordDown) -> None:
+        """A word of who keeps the engines."""
+        if isinstance(word, Join):
+            self._place[word.life] = self._replicas[word.replica]
+            self._engines[word.life] = engine = SharedEngine(
+                partial(self._hung, self._replicas[word.replica], word.life)
+            )
+            self._begin(self._join(self._replicas[word.replica], word.life, ClientEnd(word.address), engine))
+        elif isinstance(word, Leave):
+            self._place[word.life].leaving = True
+            self._close_if_idle(self._place[word.life])
+        elif isinstance(word, Ended):
+            self._engines.pop(word.life).ended(word.code)
+            replica = self._place.pop(word.life)
+            replica.stats.ended()
+            self.router.went_down(replica.number)
+
+    async def _join(self, replica: Replica, life: int, end: ClientEnd, engine: SharedEngine) -> None:
+        try:
+            facts = await facts_of(end, engine)
+            if self._wants_tokenizer and self.tokenizer is None:
+                self.tokenizer = load_tokenizer(facts)
+        except PenstockError as error:
+            end.close()
+            self._tell(JoinFailed(life, CarriedError.of(error)))
+            return
+        except BaseException:
+            end.close()
+            raise
+        if replica.client is not None:
+            await replica.client.close()
+        if not self._began.is_set():
+            self.facts = replace(facts, max_num_seqs=facts.max_num_seqs * self.count)
+        replica.client = AsyncClient(
+            facts, self.tokenizer, end, engine, self._step_timeout, partial(self._said, replica)
+        )
+        replica.leaving = False
+        replica.lives += 1
+        self.router.came_up(replica.number, facts.cached_blocks)
+        self._began.set()
+        self._tell(Joined(life))
+
+    def _hung(self, replica: Replica, life: int) -> None:
+        assert replica.client is not None
+        self._tell(Hung(life, replica.client.death or "the engine hung"))
+
+    def _said(self, replica: Replica, stats: dict[str, float], heard: int) -> None:
+        replica.stats.now = stats
+        self.router.said(replica.number, stats, heard)
+
+    def _close_if_idle(self, replica: Replica) -> None:
+        """Leaves a replica that is to be left and has nothing of ours: its engine ends once all have."""
+        if replica.leaving and replica.client is not None and replica.client.idle:
+            self._begin(replica.client.close())
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self, hurry: asyncio.Event | None = None) -> None:
+        """Leaves all engines; requests under way get an EngineError. Who keeps the engines sees to their end."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(r.client.close() for r in self._replicas if r.client is not None))
+
+
+EngineClient = AsyncClient | ReplicaSet  # what a server talks to: one engine, or several

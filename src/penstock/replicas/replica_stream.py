@@ -1,0 +1,127 @@
+"""ReplicaStream: a request's news, of all of its parts; what is known of a replica that has some; seeds that are drawn
+before it is known which replica draws by them. It knows deltas and their ends; who routes, and what becomes of a part
+that is lost, is the set's (replica_set.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.engine.async_client import AsyncClient
+from penstock.engine.client import PendingRequest
+from penstock.engine.request_stream import Stream
+from penstock.errors import PenstockError
+from penstock.replicas.replica_stats import ReplicaStats
+from penstock.request import MAX_SEED, Delta, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One replica, as it is known here. client: of its last life."""
+
+    number: int
+    stats: ReplicaStats = field(default_factory=ReplicaStats)
+    client: AsyncClient | None = None
+    leaving: bool = False
+    lives: int = 0  # times that it came up
+    samples: int = 0  # of ours, that have not ended
+
+    @property
+    def takes(self) -> bool:
+        return self.client is not None and self.client.alive and not self.leaving
+
+
+class RequestPart(Stream):
+    """Samples of a request that one replica draws; their news goes on to the whole."""
+
+    def __init__(
+        self,
+        whole: ReplicaStream,
+        replica: Replica,
+        samples: Sequence[int],
+        asked: PendingRequest,
+        cancel: Callable[[PendingRequest], None],
+    ) -> None:
+        super().__init__(asked, cancel)
+        self.whole, self.replica, self.samples = whole, replica, samples
+        self.begun: set[int] = set()  # samples of which something was told before their end
+        replica.samples += len(samples)
+        whole.parts.add(self)
+
+    def push(self, news: list[Delta]) -> None:
+        if self.asked.stream:
+            self.begun.update(delta.index for delta in news)
+        self.whole.push(news)
+
+    def end(self, error: PenstockError | None = None) -> None:
+        if self._end is False:
+            self._end = True
+            self.whole.part_ended(self, error)
+
+    def cancel(self) -> None:
+        if self._end is False:
+            self._end = True
+            self._cancel(self.asked)
+            self.whole.part_ended(self, None)
+
+
+class ReplicaStream(Stream):
+    """One request's deltas, of all its parts. `asked` is of the part that came first, or of what runs in its place."""
+
+    def __init__(
+        self,
+        on_over: Callable[[RequestPart], None],
+        on_lost: Callable[[RequestPart, PenstockError], None],
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        **how: Any,
+    ) -> None:
+        """on_over: takes each part that is over; on_lost: one that ended in an error, while others may go on. how: the
+        other arguments that it is submitted with."""
+        nothing: Any = None
+        super().__init__(nothing, nothing)
+        self.prompt_ids, self.sampling, self.how = prompt_ids, sampling, how
+        self.parts: set[RequestPart] = set()
+        self.deaths = 0  # of replicas that were at it
+        self._on_over, self._on_lost = on_over, on_lost
+
+    def cancel(self) -> None:
+        self.end()
+        for part in list(self.parts):
+            part.cancel()
+
+    def fail(self, error: PenstockError) -> None:
+        """Ends it with an error, and its other parts."""
+        self.end(error)
+        self.cancel()
+
+    def part_ended(self, part: RequestPart, error: PenstockError | None) -> None:
+        """One of its parts is over."""
+        self.parts.discard(part)
+        self._on_over(part)
+        if self._end is not False:
+            return
+        if error is not None:
+            self._on_lost(part, error)
+        elif not self.parts:
+            self.end()
+
+
+class Seeds:
+    """Seeds of requests that bring none, as an engine of this seed draws them; other ones for each `number`."""
+
+    def __init__(self, seed: int, number: int = 0) -> None:
+        self._drawn = np.random.default_rng([seed, number] if number else seed)
+
+    def give(self, sampling: SamplingParams) -> SamplingParams:
+        """The same with a seed. One is drawn for each, so that one's seed moves no other's."""
+        drawn = int(self._drawn.integers(0, MAX_SEED))
+        if sampling.seed is None:
+            sampling = copy.copy(sampling)
+            sampling.seed = drawn
+        return sampling

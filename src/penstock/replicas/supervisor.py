@@ -1,0 +1,265 @@
+"""Supervisor: the parent of a service's engines. It starts them, each in its place, says to all fronts where they meet,
+starts one again that ended, with growing pauses, and restarts all, one after the other, without a request's loss.
+
+A front is who sends requests to engines: a ReplicaSet of this process, or a server process that has one. It hears of
+each life (replica_words.py) and tells whether it could join. A single engine is kept the same way, but not started
+again: with it its service ends. It knows processes and words; no requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from penstock.children.spawn import how_ended
+from penstock.config import Config
+from penstock.engine.async_client import HURRIED
+from penstock.engine.fitted import ranks_of
+from penstock.engine.launch import ENGINE, addresses, start
+from penstock.engine.watchdog import STEP_TIMEOUT
+from penstock.errors import CapacityError, EngineError, PenstockError
+from penstock.replicas.placement import HostFacts, places
+from penstock.replicas.replica_words import Ended, Hung, Join, Joined, JoinFailed, Leave, WordDown, WordUp
+
+# Seconds before a replica that ended is started again: at first, and after it ended soon again and again.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+LAST_WORDS = 1.0  # seconds in which a front may still say why an engine failed that has ended
+END_PATIENCE = 10.0  # seconds that engines get to end, once nobody sends them anything more
+
+
+@dataclass(slots=True, eq=False)
+class _Life:
+    """One process of a replica's. joining: fronts that have not joined it; meeting: where they do, until they have."""
+
+    number: int
+    replica: int
+    process: asyncio.subprocess.Process
+    joining: set[int]
+    meeting: contextlib.ExitStack
+    why: str | None = None  # it ended, where a front knows that
+    ready: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    leaving: bool = False
+
+    @property
+    def serves(self) -> bool:
+        joined = self.ready.done() and self.ready.exception() is None
+        return joined and not self.leaving and self.process.returncode is None
+
+
+class Supervisor:
+    """Keeps `config`'s engines for these fronts. engine: the command of an engine's process."""
+
+    def __init__(
+        self,
+        config: Config,
+        fronts: Sequence[Callable[[WordDown], None]],
+        engine: Sequence[str] = ENGINE,
+        step_timeout: float = STEP_TIMEOUT,
+        host: HostFacts | None = None,
+    ) -> None:
+        """Raises UsageError or CapacityError where the engines cannot all be placed."""
+        self._config, self._fronts, self._engine, self._step_timeout = config, fronts, engine, step_timeout
+        self.count = config.parallel.data_parallel_size
+        self._places = places(
+            self.count, ranks_of(config), config.model.device,
+            config.memory.gpu_memory_utilization, host or (HostFacts.found() if self.count > 1 else HostFacts()),
+        )  # fmt: skip
+        self._lives: dict[int, _Life] = {}  # those whose process runs, by number
+        self._now: list[_Life | None] = [None] * self.count  # by replica
+        self._born = 0
+        self._keeping: list[asyncio.Task[None]] = []
+        self._rolling: asyncio.Task[None] | None = None
+        self._died: str | None = None
+        self._started = asyncio.Event()
+        self._retired = False
+        self._changed = asyncio.Event()  # a life has become ready, or has ended
+
+    @property
+    def processes(self) -> list[asyncio.subprocess.Process]:
+        """Those that run."""
+        return [life.process for life in self._lives.values()]
+
+    async def start(self) -> None:
+        """Starts all engines, and returns once each is ready or has failed; those that failed are started again. Raises
+        the first one's error where none is ready."""
+        first = [asyncio.get_running_loop().create_future() for _ in range(self.count)]
+        self._keeping = [asyncio.create_task(self._keep(replica, begun)) for replica, begun in enumerate(first)]
+        errors = [error for error in await asyncio.gather(*first) if error is not None]
+        if len(errors) == self.count:
+            raise errors[0]
+        self._started.set()
+
+    async def wait(self) -> None:
+        """Waits until a single engine's process has ended; with several, for ever."""
+        done, _ = await asyncio.wait(self._keeping, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # raises a fault of ours
+
+    @property
+    def death(self) -> str | None:
+        """What a single engine died of, in a line; None where it lives, ended as it should, or isn't a single one."""
+        return self._died if self.count == 1 else None
+
+    def hear(self, front: int, word: WordUp) -> None:
+        """A word of one of the fronts."""
+        if isinstance(word, (Joined, JoinFailed, Hung)):
+            life = self._lives.get(word.life)
+            if life is not None:
+                self._of_life(life, front, word)
+        elif self._rolling is None or self._rolling.done():
+            self._rolling = asyncio.create_task(self._roll())
+
+    def _of_life(self, life: _Life, front: int, word: Joined | JoinFailed | Hung) -> None:
+        if isinstance(word, Joined):
+            life.joining.discard(front)
+            if not life.joining and not life.ready.done():
+                life.ready.set_result(None)
+            return
+        if isinstance(word, Hung):
+            life.why = word.why
+        elif not life.ready.done():
+            life.ready.set_exception(word.error.error())
+        if life.process.returncode is None:
+            life.process.kill()
+
+    # --- one replica
+
+    async def _keep(self, replica: int, first: asyncio.Future[PenstockError | None]) -> None:
+        """Runs a replica, life after life."""
+        pause = 0.0
+        while True:
+            began = time.monotonic()
+            error: PenstockError | None = None
+            try:
+                life = await self._begin(replica)
+            except (PenstockError, OSError) as failed:  # no process, or nowhere to meet it
+                life = None
+                error = failed if isinstance(failed, PenstockError) else CapacityError(f"no engine: {failed}")
+            if life is not None:
+                error = await self._live(life, first)
+                self._died = str(error) if life.process.returncode else None
+            if not first.done():
+                first.set_result(error)
+            if self.count == 1 or self._retired:
+                return
+            if life is not None and life.leaving and error is None:
+                pause = 0.0
+                continue
+            await self._started.wait()
+            lived = time.monotonic() - began
+            pause = FIRST_PAUSE if lived > LONGEST_PAUSE else min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * pause))
+            self._say(f"replica {replica}: {error}; it is started again in {pause:g} s")
+            await asyncio.sleep(pause)
+
+    async def _begin(self, replica: int) -> _Life:
+        """Tells the fronts where to meet the next life, and starts it."""
+        number, self._born = self._born, self._born + 1
+        with contextlib.ExitStack() as meeting:
+            met = meeting.enter_context(addresses(len(self._fronts)))
+            process = await start(self._config, met, self._engine, self._step_timeout, self._places[replica])
+            life = _Life(number, replica, process, set(range(len(self._fronts))), meeting.pop_all())
+            life.ready.add_done_callback(lambda _: self._changed.set())
+            self._lives[number] = self._now[replica] = life
+            for front, address in zip(self._fronts, met, strict=True):
+                front(Join(replica, number, address))
+            return life
+
+    async def _live(self, life: _Life, first: asyncio.Future[PenstockError | None]) -> PenstockError | None:
+        """Waits for a life's end, and tells the fronts; returns why it ended, None where it was asked to."""
+        ended = asyncio.ensure_future(life.process.wait())
+        with life.meeting:
+            await asyncio.wait((ended, life.ready), return_when=asyncio.FIRST_COMPLETED)
+            if not life.ready.done():
+                await asyncio.wait((life.ready,), timeout=LAST_WORDS)  # its last words may still be on the way
+        failed = life.ready.exception() if life.ready.done() else None
+        if life.ready.done() and failed is None and not first.done():
+            first.set_result(None)
+        code = await ended
+        del self._lives[life.number]
+        self._changed.set()
+        for front in self._fronts:
+            front(Ended(life.number, code))
+        if isinstance(failed, PenstockError):
+            return failed
+        if not life.ready.done():
+            return EngineError(f"the engine's process {how_ended(code)} while it loaded")
+        if life.leaving and code == 0:
+            return None
+        return EngineError(life.why or f"its process {how_ended(code)}")
+
+    # --- all of them
+
+    async def _roll(self) -> None:
+        """Restarts all replicas, one at a time, each while another serves; one that doesn't come back ends it."""
+        for replica in range(self.count):
+            before = self._now[replica]
+            if before is None or not before.serves:
+                continue  # it is on its way up as it is
+            await self._until(partial(self._another_serves, replica))
+            before.leaving = True
+            for front in self._fronts:
+                front(Leave(before.number))
+            await self._until(partial(self._is_decided, replica, before))
+            if not self._came_back(replica):
+                self._say(f"replica {replica} did not come back: the others are not restarted")
+                return
+        self._say("all replicas were restarted")
+
+    def _another_serves(self, replica: int) -> bool:
+        others = self._now[:replica] + self._now[replica + 1 :]
+        return any(life is not None and life.serves for life in others)
+
+    def _is_decided(self, replica: int, before: _Life) -> bool:
+        """Whether the life after `before` is ready, or never will be."""
+        now = self._now[replica]
+        return now is not before and now is not None and (now.ready.done() or now.process.returncode is not None)
+
+    def _came_back(self, replica: int) -> bool:
+        now = self._now[replica]
+        return now is not None and now.serves
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # --- the end
+
+    def retire(self) -> None:
+        """Nothing is started again from here on."""
+        self._retired = True
+
+    async def end(self, hurry: asyncio.Event | None = None) -> None:
+        """Waits for engines that nobody sends anything any more, and leaves no process; those that still load are
+        killed. hurry: once it is set, the others get a second."""
+        self.retire()
+        for task in (*self._keeping, *filter(None, [self._rolling])):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PenstockError):
+                await task
+        for life in self._lives.values():
+            if not life.ready.done() and life.process.returncode is None:
+                life.process.kill()
+        processes, hurry = self.processes, hurry or asyncio.Event()
+        ending = asyncio.gather(*(process.wait() for process in processes))
+        hurried = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait((ending, hurried), timeout=END_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        if hurried.done():
+            await asyncio.wait((ending,), timeout=HURRIED)
+        hurried.cancel()
+        self.kill()
+        await ending
+
+    def kill(self) -> None:
+        """Ends all engines at once."""
+        for process in self.processes:
+            if process.returncode is None:
+                process.kill()
+
+    def _say(self, line: str) -> None:
+        print(f"penstock: {line}", file=sys.stderr, flush=True)

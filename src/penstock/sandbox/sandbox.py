@@ -1,0 +1,313 @@
+"""Sandbox: a process inside limits of memory and time, where chats are rendered and long texts tokenised.
+
+A template and a tokenizer are programs of whoever made the model, and texts come from anybody. What one job takes past
+its limits costs that job alone: the process is ended, and another one starts. `Sandbox` waits for its answer as a call
+does; `SandboxPool` keeps a few of them for an event loop. It knows processes and jobs; no template, no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from penstock.children.frames import HEADER, PIECE, frame, missing_of, receive
+from penstock.children.spawn import QUIET, command_of, how_ended, spawn
+from penstock.errors import CapacityError, FaultError, PenstockError, UsageError
+from penstock.sandbox.sandbox_process import Bounds, Job, Reply, SandboxStart, read_reply
+from penstock.text.tokenizer import Tokenizer
+
+USUAL = Bounds()
+PATIENCE = 120.0  # seconds without an answer, by the clock, after which the process is killed: it hangs, or is stopped
+# Seconds, whole milliseconds, that an event loop stands still for the answer to a short job: to come back to it by
+# tasks and epoll takes 0.2 ms more. To tokenise such a text itself takes the loop 2 ms (prompt_ids.LONG_TEXT). Where an
+# answer was late, as a slow template's are, it stands still for one job in RETRY + 1: 0.1 ms a job.
+HOLD = 0.001
+SHORT = 8_192  # bytes of a job that it may stand still for
+RETRY = 8  # jobs, after a late one, until it stands still for as long ones again
+_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}  # no threads: they would share the limits
+
+
+class Sandbox:
+    """One process. Made by `open`, in which it is started, or, on an event loop, by SandboxPool."""
+
+    def __init__(self, tokenizer: Tokenizer | None, limit: int, bounds: Bounds = USUAL, hold: float = HOLD) -> None:
+        """Starts the process; it loads from now on, and says when it is ready. tokenizer: None where jobs are
+        PatternJobs alone. `limit`: the context, in tokens. Raises CapacityError."""
+        self._channel, theirs = socket.socketpair()
+        self._hold, self._poll = hold, select.poll()
+        self._poll.register(self._channel, select.POLLIN)
+        self._late, self._since = SHORT, 0  # bytes of a job whose answer was late; jobs since then
+        folder, vocab_size = ("", 0) if tokenizer is None else (str(tokenizer.folder), tokenizer.vocab_size)
+        self._start = SandboxStart(folder, vocab_size, limit, bounds)
+        self.chat_fault: PenstockError | None = None  # why no chat can be rendered
+        self.usable = True
+        command = command_of("penstock.sandbox.sandbox_process", theirs.fileno())
+        try:
+            with theirs:
+                self._process = spawn(
+                    command, "the process that renders chats", fds=(theirs.fileno(),), environment=_ENVIRONMENT,
+                    stdout=QUIET,
+                )  # fmt: skip
+        except CapacityError:
+            self._channel.close()
+            raise
+
+    @classmethod
+    def open(cls, tokenizer: Tokenizer, limit: int, bounds: Bounds = USUAL) -> Sandbox:
+        """Starts one and waits until it is ready. Raises CapacityError, TokenizerError."""
+        sandbox = cls(tokenizer, limit, bounds)
+        try:
+            sandbox._ready(sandbox._ask(frame(sandbox._start)))
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
+
+    def run(self, job: Job) -> Reply:
+        """Does a job. Raises what was wrong with it, and FaultError where the process was ended from outside."""
+        return self._done(self._ask(_frame(job)))
+
+    async def open_async(self) -> None:
+        """Waits until it is ready, as `open`."""
+        self._channel.setblocking(False)
+        self._ready(await self._ask_async(frame(self._start), bytearray()))
+
+    def begin(self, job: Job) -> Reply | Coroutine[Any, Any, Reply]:
+        """Does a job, as `run`. Returns its reply where it is short and that is there within `hold`; else what waits
+        for the reply."""
+        data = _frame(job)
+        self._since += 1
+        if self._since > RETRY:
+            self._late = SHORT
+        if len(data) >= self._late:
+            return self._finish(data, bytearray())
+        got = self._ask_soon(data)
+        if got is None or not missing_of(got):
+            return self._done(got and memoryview(got)[HEADER:])
+        self._late, self._since = len(data), 0
+        return self._finish(bytearray(), got)
+
+    async def _finish(self, data: bytearray, got: bytearray) -> Reply:
+        return self._done(await self._ask_async(data, got))
+
+    def close(self) -> None:
+        """Ends the process. Idempotent."""
+        self.usable = False
+        self._channel.close()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    # --- the way there and back ---------------------------------------------------------------------------------------
+
+    def _ask(self, data: bytearray) -> bytearray | None:
+        self._channel.settimeout(PATIENCE)
+        try:
+            self._channel.sendall(data)
+            return receive(self._channel)
+        except OSError:  # it ended, or says nothing: TimeoutError is one
+            return None
+
+    def _ask_soon(self, data: bytearray) -> bytearray | None:
+        """Returns what there is of the answer within `hold`, its length before it."""
+        try:
+            self._channel.sendall(data)  # a short one: there is room, since nothing else is on its way
+            if not self._poll.poll(self._hold * 1000):
+                return bytearray()
+            return bytearray(self._channel.recv(PIECE)) or None
+        except OSError:
+            return None
+
+    async def _ask_async(self, data: bytearray, got: bytearray) -> memoryview | None:
+        """Sends `data`, and returns the answer's bytes, of which `got` is here, their length before them."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await loop.sock_sendall(self._channel, data)
+                while missing := missing_of(got):
+                    piece = await loop.sock_recv(self._channel, max(missing, PIECE))
+                    if not piece:
+                        return None
+                    got += piece
+        except OSError:
+            return None
+        return memoryview(got)[HEADER:]
+
+    # --- what came back -----------------------------------------------------------------------------------------------
+
+    def _ready(self, data: bytearray | memoryview | None) -> None:
+        reply = self._reply(data)
+        if reply.failure is not None:
+            fault = reply.failure.error()
+            if reply.last:
+                raise fault
+            self.chat_fault = fault
+
+    def _done(self, data: bytearray | memoryview | None) -> Reply:
+        reply = self._reply(data)
+        if reply.failure is not None:
+            raise reply.failure.error()
+        return reply
+
+    def _reply(self, data: bytearray | memoryview | None) -> Reply:
+        if data is None:
+            raise self._ended()
+        reply = read_reply(data)
+        if reply.last:
+            self.close()
+        return reply
+
+    def _ended(self) -> PenstockError:
+        """Why there is no answer. The kernel ends it by SIGXCPU at its time; SIGABRT and SIGSEGV are how libraries take
+        a refused allocation, and nesting beyond the stack."""
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        code = self._process.poll()
+        self.close()
+        if code is None or code == -signal.SIGXCPU:
+            return UsageError(
+                "this takes too long to render and tokenise: send less text, or a simpler chat template", param="prompt"
+            )
+        if code in (-signal.SIGABRT, -signal.SIGSEGV):
+            message = "this takes more memory to render and tokenise than a request may have: send less text"
+            return UsageError(message, param="prompt")
+        return FaultError(f"the process that renders chats {how_ended(code)}: send it again")
+
+
+class SandboxPool:
+    """Sandboxes for an event loop: one is started by `begin`, or by the first job, others when all are busy."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, limit: int, most: int, bounds: Bounds = USUAL, hold: float = HOLD
+    ) -> None:
+        self._made_of, self._most = (tokenizer, limit, bounds, hold), most
+        self._idle: asyncio.LifoQueue[Sandbox | PenstockError] = asyncio.LifoQueue()
+        self._waiting = 0  # jobs
+        self._open: set[Sandbox] = set()  # the busy ones, too
+        self._size = 0  # those that are started but not yet open, too
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def begin(self) -> PenstockError | None:
+        """Waits until one is there. Returns why no chat can be rendered, where that is so. Raises as `run`."""
+        sandbox = await self._take()
+        self._idle.put_nowait(sandbox)
+        return sandbox.chat_fault
+
+    def run(self, jobs: Sequence[Job]) -> asyncio.Future[list[Reply]]:
+        """Does jobs, several at once where there are processes for it, and returns what each came to; that is there at
+        once where one short job was done within `hold`. Where one fails, or nobody waits any more, what was begun goes
+        on and the rest is dropped. Raises what Sandbox.run does, and CapacityError where no process can be started."""
+        if len(jobs) == 1 and not self._waiting and not self._idle.empty():
+            return self._begin(_there(self._idle.get_nowait()), jobs[0])
+        return asyncio.ensure_future(self._run_all(jobs))
+
+    async def _run_all(self, jobs: Sequence[Job]) -> list[Reply]:
+        tasks = [asyncio.ensure_future(self._run(job)) for job in jobs]
+        try:
+            return [reply for (reply,) in await asyncio.gather(*tasks)]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _run(self, job: Job) -> list[Reply]:
+        return await self._begin(await self._take(), job)
+
+    def _begin(self, sandbox: Sandbox, job: Job) -> asyncio.Future[list[Reply]]:
+        begun: Reply | Coroutine[Any, Any, Reply] | Exception
+        try:
+            begun = sandbox.begin(job)
+        except Exception as error:  # noqa: BLE001 - whoever awaits it is told
+            begun = error
+        if isinstance(begun, Coroutine):
+            work = asyncio.create_task(self._finish(sandbox, begun))
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there to be told
+            return asyncio.shield(work)
+        self._put_back(sandbox)
+        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        if isinstance(begun, Reply):
+            future.set_result([begun])
+        else:
+            future.set_exception(begun)
+        return future
+
+    async def _finish(self, sandbox: Sandbox, begun: Coroutine[Any, Any, Reply]) -> list[Reply]:
+        try:
+            return [await begun]
+        finally:
+            self._put_back(sandbox)
+
+    def _put_back(self, sandbox: Sandbox) -> None:
+        if sandbox.usable:
+            self._idle.put_nowait(sandbox)
+            return
+        self._open.discard(sandbox)
+        self._size -= 1
+        if not self._closed and (self._waiting or not self._size):
+            self._grow()
+
+    def close(self) -> None:
+        """Ends them all. Idempotent."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for sandbox in self._open:
+            sandbox.close()
+        self._open.clear()
+
+    async def _take(self) -> Sandbox:
+        self._waiting += 1
+        try:
+            if self._idle.empty() and self._size < self._most:
+                self._grow()
+            sandbox = await self._idle.get()
+        finally:
+            self._waiting -= 1
+        return _there(sandbox)
+
+    def _grow(self) -> None:
+        self._size += 1
+        task = asyncio.create_task(self._add())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _add(self) -> None:
+        """Starts one. Where that fails and there is no other, those who wait are told: they would wait for ever."""
+        sandbox = None
+        try:
+            sandbox = Sandbox(*self._made_of)
+            self._open.add(sandbox)
+            await sandbox.open_async()
+            self._idle.put_nowait(sandbox)
+        except PenstockError as error:
+            self._size -= 1
+            if sandbox is not None:
+                self._open.discard(sandbox)
+                sandbox.close()
+            if not self._size:
+                for _ in range(self._waiting):
+                    self._idle.put_nowait(error)
+
+
+def _there(sandbox: Sandbox | PenstockError) -> Sandbox:
+    if isinstance(sandbox, PenstockError):
+        raise sandbox
+    return sandbox
+
+
+def _frame(job: Job) -> bytearray:
+    try:
+        return frame(job)
+    except UnicodeEncodeError as error:
+        message = f"the text has half a surrogate pair at character {error.start}; send valid Unicode"
+        raise UsageError(message, param="prompt") from error
+    except (TypeError, OverflowError, RecursionError, ValueError) as error:
+        message = f"messages and template arguments hold what JSON has no word for, or too large a number ({error})"
+        raise UsageError(message, param="messages") from error

@@ -1,0 +1,270 @@
+"""The sandbox's process: renders chats and tokenises long texts inside limits that the kernel keeps.
+
+`python -m penstock.sandbox.sandbox_process FD`, started by sandbox.py and by nobody else, with its end of a socket
+pair. A job comes in, a reply goes out, one at a time; the socket's end is its own. A job that passes its memory gets an answer;
+one that passes its processor time ends the process, which says so by how it ended. It also ends, by itself, when a job
+has made it grow: what an allocator keeps is given back so. It knows the tokenizer and its templates; no engine.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.children.carried_error import CarriedError
+from penstock.children.frames import frame, receive
+from penstock.children.lifetime import leave_signals
+from penstock.children.process_limits import ProcessMemory, bound
+from penstock.errors import ContextLengthError, PenstockError, TokenizerError, UsageError
+from penstock.request import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
+
+BYTES_A_TOKEN = 2048  # of a text that is tokenised: 400 were seen, and parts of it have six tokens' characters each
+CHARACTERS_A_SECOND = 250_000  # that are tokenised; 600,000 to 2,500,000 were seen
+LOADING = 8 * 2**30  # bytes of addresses while the tokenizer loads
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job may take: bytes, and BYTES_A_TOKEN more for each token of the context; seconds of processor time to
+    render, and as many to tokenise, with one more for each CHARACTERS_A_SECOND. grown: bytes above what the process had
+    at first, at which it is given up behind a job."""
+
+    memory: int = 512 * 2**20
+    seconds: int = 5
+    grown: int = 64 * 2**20
+
+
+class SandboxStart(msgspec.Struct):
+    """The first frame: what to load, and for a context of how many tokens. folder: the tokenizer's; where it is empty
+    there is none, and jobs are PatternJobs alone."""
+
+    folder: str
+    vocab_size: int
+    limit: int
+    bounds: Bounds
+
+
+class TextJob(msgspec.Struct, tag="texts"):
+    """Texts to tokenise. keep: as Tokenizer.encode_prompt's. any_length: texts may be longer than the context."""
+
+    texts: list[str]
+    add_special_tokens: bool = True
+    keep: int | None = None
+    any_length: bool = False
+
+
+class TokensJob(msgspec.Struct, tag="tokens"):
+    """Token ids whose text is wanted, special tokens' too. Its reply has no ids."""
+
+    ids: list[int]
+
+
+class ChatJob(msgspec.Struct, tag="chat", kw_only=True):
+    """A conversation to render and tokenise. The fields are `render`'s, and TextJob's."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = False
+    keep: int | None = None
+
+
+class GrammarJob(msgspec.Struct, tag="grammar"):
+    """A form of answers to look at: whether it is a grammar. Its reply is empty."""
+
+    asked: StructuredOutputsParams
+
+
+class PatternJob(msgspec.Struct, tag="pattern"):
+    """A regex to compile, and to search for in a text where there is one. seconds: of processor time that the search
+    may take. Its reply has the answer, and the seconds that it took."""
+
+    pattern: str
+    text: str | None = None
+    seconds: float = 0.0
+
+
+Job = TextJob | TokensJob | ChatJob | GrammarJob | PatternJob
+
+
+def job_bytes(job: Job) -> int:
+    """Returns a job's bytes, about; 0 where it holds what has no form in bytes, which whoever sends it is told."""
+    try:
+        return len(msgspec.msgpack.encode(job))
+    except (TypeError, OverflowError, RecursionError, ValueError):
+        return 0
+
+
+class Reply(msgspec.Struct):
+    """What a job came to; to SandboxStart, an empty one, whose failure says why no chat can be rendered.
+
+    ids: of each text in turn.   text: of a chat, as rendered.   answer, seconds: of a PatternJob.   last: the process
+    ends behind it.
+    """
+
+    ids: list[list[int]] = []
+    text: str = ""
+    answer: str | None = None
+    seconds: float = 0.0
+    failure: CarriedError | None = None
+    last: bool = False
+
+
+KINDS = (UsageError, ContextLengthError, TokenizerError)  # errors that a job may end in; others become a UsageError
+
+
+# Made once: to make one for the union of jobs takes six times as long as to read a job.
+_REPLY, _JOB = msgspec.msgpack.Decoder(Reply), msgspec.msgpack.Decoder(Job)
+
+
+def read_reply(data: bytearray | memoryview) -> Reply:
+    """Returns what a frame's bytes hold."""
+    return _REPLY.decode(data)
+
+
+def main() -> int:
+    leave_signals()
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        try:
+            return _serve(channel)
+        except (BrokenPipeError, ConnectionResetError):  # the parent has gone
+            return 0
+
+
+def _serve(channel: socket.socket) -> int:
+    first = receive(channel)
+    if first is None:
+        return 0
+    bound(resource.RLIMIT_CORE, 0)
+    bound(resource.RLIMIT_AS, LOADING)
+    reply = Reply()
+    try:
+        desk = _Desk(msgspec.msgpack.decode(first, type=SandboxStart))
+    except PenstockError as error:
+        channel.sendall(frame(Reply(failure=_failure(error), last=True)))
+        return 0
+    try:
+        desk.compile()
+    except PenstockError as error:
+        reply = Reply(failure=_failure(error))
+    with ThreadPoolExecutor(1) as thread:
+        # Where the tokenizer was loaded a text takes 2.3 times as long: its memory comes from among the vocabulary's.
+        return thread.submit(_work, channel, desk, reply).result()
+
+
+def _work(channel: socket.socket, desk: _Desk, reply: Reply) -> int:
+    while True:
+        channel.sendall(frame(reply))
+        if reply.last or (data := receive(channel)) is None:
+            return 0
+        reply = desk.answer(data)
+
+
+class _Desk:
+    """The tokenizer, and what a job may take."""
+
+    def __init__(self, start: SandboxStart) -> None:
+        self.limit, self.bounds = start.limit, start.bounds
+        self._tokenizer: Tokenizer | None = None
+        if start.folder:
+            from penstock.text.tokenizer import Tokenizer
+
+            self._tokenizer = Tokenizer.load(Path(start.folder), vocab_size=start.vocab_size)
+        self._memory = ProcessMemory()
+        addresses, self._resident = self._memory.read()
+        self._seconds = 0  # of processor time, that are allowed
+        if addresses:
+            bound(resource.RLIMIT_AS, addresses + start.bounds.memory + BYTES_A_TOKEN * start.limit)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None, "a process without a tokenizer has jobs without texts"
+        return self._tokenizer
+
+    def compile(self) -> None:
+        """Raises TokenizerError where no chat can be rendered."""
+        if self._tokenizer is None:
+            return
+        from penstock.text.chat import pick_template
+        from penstock.text.chat_template import compile_template
+
+        self._allow(self.bounds.seconds)
+        compile_template(pick_template(self.tokenizer.chat_templates))
+
+    def answer(self, data: bytearray) -> Reply:
+        self._allow(self.bounds.seconds)
+        try:
+            reply = self._do(_JOB.decode(data))
+        except PenstockError as error:
+            reply = Reply(failure=_failure(error))
+        except msgspec.DecodeError as error:
+            message = f"messages and template arguments hold what JSON has no word for ({error})"
+            reply = Reply(failure=CarriedError("UsageError", message, "messages"))
+        except MemoryError:
+            message = "this takes more memory to render and tokenise than a request may have: send less text"
+            reply = Reply(failure=CarriedError("UsageError", message, "prompt"), last=True)
+        if self._resident:
+            reply.last = reply.last or self._memory.read()[1] > self._resident + self.bounds.grown
+        return reply
+
+    def _do(self, job: Job) -> Reply:
+        if isinstance(job, GrammarJob):
+            from penstock.text.grammar import check_grammar
+
+            check_grammar(job.asked)
+            return Reply()
+        if isinstance(job, TokensJob):
+            self._allow(self.bounds.seconds + len(job.ids) // CHARACTERS_A_SECOND)
+            return Reply(text=self.tokenizer.decode(job.ids, skip_special_tokens=False))
+        if isinstance(job, PatternJob):
+            from penstock.text.answer_pattern import AnswerPattern
+
+            pattern = AnswerPattern(job.pattern, job.seconds)
+            answer = None if job.text is None else pattern.find(job.text)
+            return Reply(answer=answer, seconds=job.seconds - pattern.left)
+        texts = [self._render(job)] if isinstance(job, ChatJob) else job.texts
+        self._allow(self.bounds.seconds + sum(map(len, texts)) // CHARACTERS_A_SECOND)
+        tokenizer, special = self.tokenizer, job.add_special_tokens
+        if isinstance(job, TextJob) and job.any_length:
+            return Reply([tokenizer.encode(text, add_special_tokens=special) for text in texts])
+        ids = [tokenizer.encode_prompt(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]
+        return Reply(ids, texts[0] if isinstance(job, ChatJob) else "")
+
+    def _render(self, job: ChatJob) -> str:
+        from penstock.text.chat_template import render
+
+        return render(
+            self.tokenizer,
+            job.messages,
+            add_generation_prompt=job.add_generation_prompt,
+            continue_final_message=job.continue_final_message,
+            template_kwargs=job.template_kwargs,
+            tools=job.tools,
+        )
+
+    def _allow(self, seconds: int) -> None:
+        """Has the kernel end this process once it has taken so many more seconds of processor time, or one more."""
+        allowed = int(time.process_time()) + 1 + seconds
+        if allowed != self._seconds:  # few jobs see a second of the process's end
+            bound(resource.RLIMIT_CPU, allowed)
+            self._seconds = allowed
+
+
+def _failure(error: PenstockError) -> CarriedError:
+    carried = CarriedError.of(error)
+    return carried if type(error) in KINDS else msgspec.structs.replace(carried, kind=UsageError.__name__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,11 +16,12 @@ from engine_model import END, VOCABULARY, make_folder
 
 from penstock.errors import UsageError
 from penstock.mask_board import AS_IT_STANDS, MaskBoard
-from penstock.masks import mask_process
+from penstock.masks import mask_pool, mask_process
+from penstock.masks.compile_queue import CompileQueue
 from penstock.masks.form_trials import TOO_LONG, Compile
 from penstock.masks.mask_pool import MaskPool
 from penstock.masks.mask_process import Begin, End, MaskDesk
-from penstock.request import SamplingParams, StructuredOutputsParams
+from penstock.request import Request, SamplingParams, StructuredOutputsParams
 from penstock.text.grammar import GrammarCompiler, check_grammar
 from penstock.text.tokenizer import Tokenizer
 
@@ -171,3 +172,26 @@ def test_samples_of_a_form_that_fails_where_it_passed_before_end(desk: tuple[Mas
     assert said.refusal is not None
     desk_.make(*desk_.due()[0])
     assert not board.missing() and not board.words[0].any()
+
+
+def test_a_form_that_is_waited_for_is_compiled_once_however_many_come(
+    pool: MaskPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays while others are asked for, and whoever has waited for it needn't ask for it again."""
+    monkeypatch.setattr(mask_pool, "KEPT", 2)
+    queue = CompileQueue(pool)
+    asked = [StructuredOutputsParams(regex=f"many[{letter}]") for letter in "abcdefgh"]
+    sampling = [SamplingParams(structured_outputs=each) for each in asked]
+    for number, each in enumerate(sampling):
+        assert queue.put(Request(request_id=number, prompt=b"", sampling=each))
+    forms = [form for _, form in queue._requests.values()]
+    assert [pool.ask(each) for each in asked] == forms, "it is asked for anew"
+    found: list[int] = []
+    while queue.waiting:
+        for request, form in queue.ready():
+            assert form is forms[request.request_id]
+            found.append(request.request_id)
+            place = MaskPool.factory(pool, sampling[request.request_id], form)(0)
+            pool.end(np.array([place], np.int32))
+    assert sorted(found) == [*range(8)]
+    assert len(pool._forms) <= 3, "once they are known, few are kept"

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
-from penstock.text.grammar import grammar_text
+from penstock.text.grammar import check_grammar, grammar_text
 from penstock.text.schema_numbers import EXACT, LARGEST, hold_numbers
 
 BYTES = LLTokenizer("byte")
@@ -77,11 +77,22 @@ def test_bounds(bounds: dict[str, Any], passes: list[int], fails: list[int]) -> 
         {"type": "integer", "minimum": 2**64, "maximum": 2**65},
         {"properties": {"a": {"const": EXACT + 1}}},
         {"enum": ["x", EXACT + 3]},
+        {"enum": [10**400]},
+        {"const": -(10**400)},
+        {"const": 2**1024 - 1},
+        {"type": "integer", "minimum": 10**400},
     ],
 )
 def test_numbers_that_cannot_be_held_to_are_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="cannot be held to exactly"):
         grammar_text(StructuredOutputsParams(json=json.dumps(schema)))
+
+
+@pytest.mark.parametrize("bound", ["minimum", "exclusiveMaximum"])
+def test_a_number_past_all_floats_is_refused_in_the_librarys_words(bound: str) -> None:
+    with pytest.raises(UsageError, match="number out of range") as refused:
+        check_grammar(StructuredOutputsParams(json=json.dumps({"type": "number", bound: 10**400})))
+    assert str(refused.value).count("cannot be served") == 1
 
 
 def test_other_schemas_stay() -> None:

@@ -18,7 +18,7 @@ from penstock.engine.pace import StepPace
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
 from penstock.masks.mask_patience import MaskPatience
-from penstock.masks.mask_pool import MaskPool
+from penstock.masks.mask_pool import Form, MaskPool
 from penstock.request import Request
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.scheduler import Scheduler
@@ -65,16 +65,16 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self.flights) or self._late is not None
 
-    def submit(self, request: Request) -> Refused | None:
-        """Takes a request, or says why it can never run."""
+    def submit(self, request: Request, form: Form | None = None) -> Refused | None:
+        """Takes a request, or says why it can never run. form: its answer's, where that is known; else it is waited
+        for."""
         if self.limit is not None and not self.has_work:
             self.limit.rest()
-        form = request.sampling.structured_outputs
         try:
-            if form is None:
+            if request.sampling.structured_outputs is None:
                 self.scheduler.submit(request)
             else:
-                self.scheduler.submit(request, MaskPool.factory(self.masks, request.sampling))
+                self.scheduler.submit(request, MaskPool.factory(self.masks, request.sampling, form))
         except PenstockError as error:
             return Refused(request.request_id, CarriedError.of(error))
         except Exception:

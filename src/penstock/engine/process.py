@@ -112,8 +112,8 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
                 engine.cancel(word.request_id, word.sample)
         if not end.clients:
             return
-        for request in compiling.ready():
-            refusal = engine.submit(request)
+        for request, form in compiling.ready():
+            refusal = engine.submit(request, form)
             refused += [refusal] if refusal is not None else []
             if compiling.take_cut(request.request_id):
                 engine.cancel(request.request_id, REST)

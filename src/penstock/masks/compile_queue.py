@@ -38,12 +38,13 @@ class CompileQueue:
         self._requests[request.request_id] = request, form
         return True
 
-    def ready(self) -> list[Request]:
-        """Takes those out whose form is there, or was refused, as MaskPool.factory says again."""
+    def ready(self) -> list[tuple[Request, Form]]:
+        """Takes those out whose form is there, or was refused, as MaskPool.factory says again. Each with its form: the
+        pool may keep it no more."""
         if self._pool is not None and self._requests:
             self._pool.look()
-        out = [request for request, form in self._requests.values() if form.known]
-        for request in out:
+        out = [(request, form) for request, form in self._requests.values() if form.known]
+        for request, _ in out:
             del self._requests[request.request_id]
         return out
 

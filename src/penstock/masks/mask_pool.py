@@ -136,19 +136,19 @@ class MaskPool:
         form = self.ask(asked)
         while not form.known:
             self.look(_NAP)
-        if form.refusal is not None:
-            raise UsageError(form.refusal, param="structured_outputs", rule=form.refusal)
-        return form
+        return _servable(form)
 
     @staticmethod
-    def factory(pool: MaskPool | None, sampling: SamplingParams) -> Callable[[int], int]:
-        """Returns what begins each sample, and gives its place. Raises UsageError where the form cannot be served."""
+    def factory(pool: MaskPool | None, sampling: SamplingParams, known: Form | None = None) -> Callable[[int], int]:
+        """Returns what begins each sample, and gives its place. known: the form, where somebody has waited for it.
+        Raises UsageError where the form cannot be served."""
         asked = sampling.structured_outputs
         assert asked is not None
         if pool is None:
             rule = "structured_outputs need a tokenizer: leave skip_tokenizer_init off"
             raise UsageError(rule, param="structured_outputs", rule=rule)
-        form, barred = pool.compiled(asked), bool(sampling.allowed_token_ids or sampling.bad_words)
+        form = pool.compiled(asked) if known is None else _servable(known)
+        barred = bool(sampling.allowed_token_ids or sampling.bad_words)
         ends = tuple(sampling.stop_token_ids or ())
         return lambda sample: pool.sample(form, sampling.min_tokens, ends, forces=not barred)
 
@@ -180,12 +180,16 @@ class MaskPool:
         process.send(Compile(form.number, form.asked, form.slow))
 
     def _keep_few(self) -> None:
+        """One that is being compiled stays: whoever waits for it would else have it compiled once more, without end."""
         while len(self._forms) > KEPT or (self._bytes > KEPT_BYTES and len(self._forms) > 1):
-            self._drop()
+            oldest = next((key for key, form in self._forms.items() if form.known), None)
+            if oldest is None:
+                return
+            self._drop(oldest)
 
-    def _drop(self) -> None:
-        """Lets go of the form that was asked for longest ago; samples that have begun keep what they need."""
-        _, form = self._forms.popitem(last=False)
+    def _drop(self, key: bytes) -> None:
+        """Lets go of a form; samples that have begun keep what they need."""
+        form = self._forms.pop(key)
         self._bytes -= form.bytes
         form.dropped = True
         for process in self.processes:
@@ -359,6 +363,13 @@ class MaskPool:
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1
+
+
+def _servable(form: Form) -> Form:
+    """Returns a form that is known. Raises UsageError where it cannot be served."""
+    if form.refusal is not None:
+        raise UsageError(form.refusal, param="structured_outputs", rule=form.refusal)
+    return form
 
 
 def _shared_memory() -> int:

@@ -1,9 +1,10 @@
 """The sandbox's process: renders chats and tokenises long texts inside limits that the kernel keeps.
 
 `python -m penstock.sandbox.sandbox_process FD`, started by sandbox.py and by nobody else, with its end of a socket
-pair. A job comes in, a reply goes out, one at a time; the socket's end is its own. A job that passes its memory gets an answer;
-one that passes its processor time ends the process, which says so by how it ended. It also ends, by itself, when a job
-has made it grow: what an allocator keeps is given back so. It knows the tokenizer and its templates; no engine.
+pair. A job comes in, a reply goes out, one at a time; the socket's end is its own. A job that passes its memory gets an
+answer; one that passes its processor time ends the process, which says so by how it ended. It also ends, by itself,
+when a job has made it grow: what an allocator keeps is given back so. It knows the tokenizer and its templates; no
+engine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import resource
 import socket
 import sys
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -214,6 +216,9 @@ class _Desk:
         except MemoryError:
             message = "this takes more memory to render and tokenise than a request may have: send less text"
             reply = Reply(failure=CarriedError("UsageError", message, "prompt"), last=True)
+        except Exception as error:  # noqa: BLE001  ours; it costs this job alone, and not the process
+            traceback.print_exception(error)
+            reply = Reply(failure=CarriedError("FaultError", "the server failed at this request; its log says how"))
         if self._resident:
             reply.last = reply.last or self._memory.read()[1] > self._resident + self.bounds.grown
         return reply

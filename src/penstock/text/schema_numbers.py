@@ -43,7 +43,7 @@ def hold_numbers(schema: Any) -> Any:
     least = -LARGEST if low is None else _inward(low, up=True)
     most = LARGEST if high is None else _inward(high, up=False)
     if least > most:
-        raise _refused(f"integers from {low} to {high} cannot be held to exactly: give them as strings")
+        raise _refused(f"integers from {_shown(low)} to {_shown(high)} cannot be held to exactly: give them as strings")
     for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         held.pop(name, None)
     return {**held, "minimum": least, "maximum": most}
@@ -59,7 +59,10 @@ def _ends(schema: dict[str, Any], name: str, rounded: Any, narrower: Any) -> int
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number with an end; whole ones may be larger than any float."""
+    if isinstance(value, int):
+        return not isinstance(value, bool)
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _inward(end: int, *, up: bool) -> int:
@@ -75,8 +78,24 @@ def _inward(end: int, *, up: bool) -> int:
 
 def _check_values(name: str, values: Any) -> None:
     for value in values if isinstance(values, list) else [values]:
-        if isinstance(value, int) and abs(value) > EXACT and int(float(value)) != value:
-            raise _refused(f"{name} has {value}, which cannot be held to exactly: give it as a string")
+        if isinstance(value, int) and not _is_exact(value):
+            raise _refused(f"{name} has {_shown(value)}, which cannot be held to exactly: give it as a string")
+
+
+def _is_exact(value: int) -> bool:
+    """Whether float64 has it."""
+    try:
+        return abs(value) <= EXACT or int(float(value)) == value
+    except OverflowError:  # it is larger than all of them
+        return False
+
+
+def _shown(value: int | None) -> str:
+    if value is None:
+        return "any"
+    if value.bit_length() <= 128:
+        return str(value)
+    return f"a number of {value.bit_length()} bits"
 
 
 def _refused(why: str) -> UsageError:

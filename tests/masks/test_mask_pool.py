@@ -15,7 +15,7 @@ from engine_model import END, VOCABULARY, make_folder
 
 from penstock.errors import UsageError
 from penstock.mask_board import AS_IT_STANDS, MaskBoard
-from penstock.masks import mask_pool
+from penstock.masks import mask_pool, mask_process
 from penstock.masks.form_trials import Compile
 from penstock.masks.mask_pool import MaskPool
 from penstock.masks.mask_process import Begin, End, MaskDesk
@@ -234,3 +234,22 @@ def test_where_no_process_can_be_started_forms_are_refused(folder: Path, monkeyp
     monkeypatch.undo()
     assert pool.compiled(DIGITS).refusal is None
     pool.close()
+
+
+def test_a_process_that_has_grown_says_so_and_few_forms_are_kept(
+    pool: MaskPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth = mask_process.Growth()
+    assert not growth.is_much(), "it was looked at just now"
+    monkeypatch.setattr(mask_process, "TELLING", 0.0)
+    assert not growth.is_much()
+    monkeypatch.setattr(mask_process, "GROWN", -(1 << 40))
+    assert growth.is_much()
+    monkeypatch.setattr(mask_pool, "FEW", 2)
+    asked = [StructuredOutputsParams(regex=f"grown[{letter}]") for letter in "abcd"]
+    for each in asked:
+        pool.compiled(each)
+    pool._take(pool.processes[0], mask_process.Grown())
+    kept = list(pool._forms.values())
+    assert [form.asked for form in kept] == asked[-2:]
+    assert pool.processes[0].forms <= {form.number for form in kept}

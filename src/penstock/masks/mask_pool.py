@@ -34,12 +34,13 @@ from penstock.children.frames import Frames, frame
 from penstock.children.spawn import QUIET, command_of, spawn
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.mask_board import MaskBoard
-from penstock.masks.form_trials import Compile, Compiled
-from penstock.masks.mask_process import Begin, End, Look, MaskStart
+from penstock.masks.form_trials import Compile
+from penstock.masks.mask_process import Begin, End, Grown, Look, MaskStart, Up
 from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.schedule.step import Int32
 
 KEPT = 512  # forms
+FEW = 16  # forms, where a process that makes masks has grown
 KEPT_BYTES = 128 * 2**20  # of their texts together, and what they take compiled
 PLACES = 4096  # samples that have a state: rows with one, and those that were preempted
 PROCESSES = max(1, min(14, (os.cpu_count() or 1) - 2))
@@ -111,7 +112,7 @@ class MaskPool:
         self._board: MaskBoard | None = None
         self._lost: set[int] = set()  # places of samples whose process has died
         self._poll = select.poll()
-        self._decoder = msgspec.msgpack.Decoder(Compiled)
+        self._decoder = msgspec.msgpack.Decoder[Up](Up)
 
     # --- forms --------------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class MaskPool:
             self._bytes += form.bytes
             self._compile(form, self._try)
         self._forms.move_to_end(key)
-        self._keep_few()
+        self._keep()
         return form
 
     def compiled(self, asked: StructuredOutputsParams) -> Form:
@@ -179,9 +180,12 @@ class MaskPool:
         process.forms.add(form.number)
         process.send(Compile(form.number, form.asked, form.slow))
 
-    def _keep_few(self) -> None:
-        """One that is being compiled stays: whoever waits for it would else have it compiled once more, without end."""
-        while len(self._forms) > KEPT or (self._bytes > KEPT_BYTES and len(self._forms) > 1):
+    def _keep(self, most: int | None = None) -> None:
+        """Lets go of forms until there are no more than so many (None: KEPT), those that were asked for longest ago
+        first. One that is being compiled stays: whoever waits for it would else have it compiled once more, without
+        end."""
+        most = KEPT if most is None else most
+        while len(self._forms) > most or (self._bytes > KEPT_BYTES and len(self._forms) > 1):
             oldest = next((key for key, form in self._forms.items() if form.known), None)
             if oldest is None:
                 return
@@ -284,7 +288,10 @@ class MaskPool:
                     self._bury(process)
             heard = self._poll.poll(0)
 
-    def _take(self, process: _Process, word: Compiled) -> None:
+    def _take(self, process: _Process, word: Up) -> None:
+        if isinstance(word, Grown):
+            self._keep(FEW)
+            return
         process.compiling.discard(word.grammar)
         form = self._by_number.pop(word.grammar, None)
         if form is None:
@@ -294,7 +301,7 @@ class MaskPool:
             if not form.dropped:
                 form.bytes += word.bytes
                 self._bytes += word.bytes
-                self._keep_few()
+                self._keep()
             self._compile(form, self._next)
         else:
             form.known, form.refusal = True, word.refusal

@@ -41,6 +41,8 @@ AWAKE = 0.05  # seconds without work in which it looks by itself, each milliseco
 SLOW = 5e-4  # seconds of a mask, from which on its sample comes behind others
 LONG = 0.02  # seconds of processor time of a mask, from which on a thread makes those of its grammar
 MOST = 0.25  # the same of a mask that ends its sample
+GROWN = 256 * 2**20  # bytes by which a process has grown, from which on it tells the pool
+TELLING = 1.0  # seconds between two looks at that
 
 
 class MaskStart(msgspec.Struct):
@@ -84,7 +86,13 @@ class End(msgspec.Struct, tag="end"):
     grammars: tuple[int, ...] = ()
 
 
+class Grown(msgspec.Struct, tag="grown"):
+    """Up: this process has grown by more than GROWN: what grammars take while samples go through them was not known
+    when they were compiled."""
+
+
 Down = Compile | Begin | Look | End
+Up = Compiled | Grown
 
 
 class NoMatcher:
@@ -261,14 +269,31 @@ def _make(matcher: GrammarMatcher | NoMatcher, token: int) -> MadeMask:
     return MadeMask(certain, matcher.mask(), time.thread_time() - begun)
 
 
+class Growth:
+    """What a process has grown by since this was made, looked at now and then."""
+
+    def __init__(self) -> None:
+        self._memory, self._looked = ProcessMemory(), time.monotonic()
+        _, self._first = self._memory.read()
+
+    def is_much(self) -> bool:
+        """Returns whether it is more than GROWN; False within TELLING of the last look."""
+        if (now := time.monotonic()) - self._looked < TELLING:
+            return False
+        self._looked = now
+        return self._memory.read()[1] - self._first > GROWN
+
+
 def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
     """Works until the engine has gone, which raises EOFError or OSError."""
     decoder, frames, poll = msgspec.msgpack.Decoder(Down), Frames(channel), select.poll()
     poll.register(channel, select.POLLIN)
-    worked = time.monotonic()
+    worked, growth = time.monotonic(), Growth()
     while True:
         for reply in desk.settle():
             channel.sendall(frame(reply))
+        if growth.is_much():
+            channel.sendall(frame(Grown()))
         due = desk.due()  # before the words: a sample that is asked about has begun in one of them
         resting = not due and not desk.busy and time.monotonic() - worked > AWAKE
         while poll.poll(None if resting else 0 if due else 1):

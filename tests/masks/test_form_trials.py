@@ -88,7 +88,7 @@ def test_where_the_process_of_trials_dies_another_takes_its_place(folder: Path) 
         while not form.deaths:
             pool.look(0.001)
         assert _first_mask(pool, StructuredOutputsParams(regex="[0-9]{2}"))
-        with pytest.raises(UsageError, match="to compile: make them simpler"):
+        with pytest.raises(UsageError, match="to compile and to begin with: make them simpler"):
             pool.compiled(form.asked)
     finally:
         pool.close()
@@ -195,3 +195,11 @@ def test_a_form_that_is_waited_for_is_compiled_once_however_many_come(
             pool.end(np.array([place], np.int32))
     assert sorted(found) == [*range(8)]
     assert len(pool._forms) <= 3, "once they are known, few are kept"
+
+
+def test_a_form_whose_first_masks_take_long_is_known_as_slow(pool: MaskPool) -> None:
+    """It is compiled in milliseconds; a mask of its second token takes a tenth of a second, and more."""
+    terms = "".join(f"T{number}: /[a-z ]/\n" for number in range(400))
+    many = " | ".join(f"T{number}+" for number in range(400))
+    slow = pool.compiled(StructuredOutputsParams(grammar=f'start: "b" ({many})*\n{terms}'))
+    assert slow.slow and not pool.compiled(StructuredOutputsParams(regex="quick[0-9]")).slow

@@ -1,6 +1,6 @@
 """The channel: how requests go down to an engine in another process, and how its news come up.
 
-Typed msgpack (schedule/array_codec.py) over ZeroMQ, a PAIR over ipc for each client. Clients count their requests by
+Typed msgpack (children/array_codec.py) over ZeroMQ, a PAIR over ipc for each client. Clients count their requests by
 themselves: the engine's end makes ids of its own out of theirs, sends each client what is its own, and notices when one
 has gone. In-process users (`llm`) call the engine directly and need none of this. It knows the words that cross;
 neither scheduling nor text.

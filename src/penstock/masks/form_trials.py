@@ -3,7 +3,8 @@
     Compile -> a fork, QUICK seconds of processor time -> Compiled
                                                        -> else another, SLOW seconds, behind others -> Compiled
 
-The library counts its own work, but not all of it: `multipleOf` 999983 took it 12 s and 400 MB, and no count said so.
+To compile is to make the first masks, too. The library counts its own work, but not all of it: `multipleOf` 999983
+took it 12 s and 400 MB, and no count said so.
 What passes here takes no longer anywhere else. Forms that are compiled soon come first, however many others wait, and
 of both kinds one runs at a time. The process is forked from the one that read the vocabulary, and has one thread, so
 that it can fork. It knows grammars; no samples.
@@ -21,6 +22,7 @@ from collections import deque
 from typing import NoReturn
 
 import msgspec
+import numpy as np
 
 from penstock.children.frames import Frames, frame
 from penstock.children.process_limits import ProcessMemory, bound
@@ -30,12 +32,13 @@ from penstock.text.grammar import CompiledGrammar, GrammarCompiler, grammar_text
 
 QUICK = 0.02  # seconds of processor time; most forms take a fifth of it
 SLOW = 1.0  # the same of a form that may take longer, and comes behind others
+FIRST = 2  # tokens of a text that a trial goes into, a mask before each and one behind
 MEMORY = 192 * 2**20  # bytes of addresses that compiling may take
 GROWN = 32 * 2**20  # bytes by which a fork for quick forms grows until another takes its place
 KINDER = 5  # by which a slow one leaves the processor to others
 TOO_LONG = (
     f"structured_outputs cannot be served: they take more than {SLOW:g} s of processor time, or {MEMORY >> 20} MB, to "
-    "compile: make them simpler"
+    "compile and to begin with: make them simpler"
 )
 
 
@@ -117,11 +120,27 @@ def _tried(word: Compile, compiler: GrammarCompiler | PenstockError, memory: Pro
     _, before = memory.read()
     try:
         kept = compiled(compiler, word.asked)
+        _make_first_masks(kept)
         taken = max(0, memory.read()[1] - before)
         del kept
     except PenstockError as error:
         return Compiled(word.grammar, str(error))
     return Compiled(word.grammar, None, word.slow, taken)
+
+
+def _make_first_masks(grammar: CompiledGrammar) -> None:
+    """Goes a few tokens into a text that a form allows: of some that are compiled soon a mask takes long, and processes
+    that make masks had better know that before."""
+    matcher = grammar.matcher()
+    for _ in range(FIRST):
+        words = matcher.mask()
+        there = np.flatnonzero(words)
+        if not there.size:
+            return
+        word = int(there[0])
+        bits = int(words[word]) & 0xFFFFFFFF
+        matcher.accept(32 * word + (bits & -bits).bit_length() - 1)
+    matcher.mask()
 
 
 class FormTrials:

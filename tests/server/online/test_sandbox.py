@@ -4,7 +4,8 @@ have their room."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
 from penstock.sandbox.sandbox import SandboxPool
 from penstock.sandbox.sandbox_process import Bounds
+from penstock.server.online import handlers
 from penstock.server.online import intake as limits_module
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy
+from penstock.server.openai import prompt_ids
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
 
@@ -97,6 +100,33 @@ def test_long_jobs_leave_a_sandbox_to_short_ones(tmp_path: Path) -> None:
         assert chat(server, "hi").status_code == 200
         assert {bomb.result().status_code for bomb in bombs} == {400}
         assert long._taken == turns._taken == (0, 0)
+
+
+def test_the_loop_doesnt_read_a_long_body_or_put_many_messages_together(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[str, set[int]] = {"read": set(), "together": set()}
+
+    def noted(what: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            said[what].add(threading.get_ident())
+            return work(*given)
+
+        return run
+
+    monkeypatch.setattr(handlers, "read_chat", noted("read", handlers.read_chat))
+    monkeypatch.setattr(prompt_ids, "plain_messages", noted("together", prompt_ids.plain_messages))
+    assert chat(server, "hi").status_code == 200
+    loops = said["read"] | said["together"]
+    assert len(loops) == 1, "one thread does all of a short one"
+    said |= {"read": set(), "together": set()}
+    assert chat(server, "hi", chat_template_kwargs={"unread": "x" * 70_000}).status_code == 200
+    assert not said["read"] & loops and said["together"] == loops
+    said |= {"read": set(), "together": set()}
+    many = [{"role": "user", "content": "hi"}] * 300
+    body = {"messages": many, "max_tokens": 1, "truncate_prompt_tokens": 5}
+    assert httpx.post(server.url + CHAT, json=body, timeout=120).status_code == 200
+    assert said["read"] == loops and not said["together"] & loops
 
 
 def test_a_chat_is_the_templates_text_and_a_long_one_is_refused(server: Running) -> None:

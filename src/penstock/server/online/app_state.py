@@ -59,6 +59,7 @@ class AppState:
     _tenants: dict[str, int] = field(init=False)
     yielder: Yielder = field(init=False)
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
+    reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)  # of long bodies
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
     sandbox_turns: FairSemaphore = field(init=False)  # as many as there may be sandboxes
     long_turns: FairSemaphore = field(init=False)  # of long jobs, one less

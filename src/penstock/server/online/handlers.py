@@ -38,6 +38,7 @@ from penstock.server.openai.responses_forms import PARAMS, read_responses
 from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
 
+LONG_BODY = 65_536  # bytes of a body that the loop doesn't read itself: up to 0.5 s a MB, where it has many small parts
 LONG_JOB = 65_536  # bytes of what a sandbox is sent: 10 ms of tokenising, or more
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
 Result = TypeVar("Result")
@@ -157,7 +158,7 @@ async def _post(
     work = None
     try:
         with state.intake.place() as place:  # until all that is left of the body is token ids
-            form = read(await state.intake.read(request, place), state.limits)
+            form = await _read(state, await state.intake.read(request, place), read)
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
@@ -170,6 +171,15 @@ async def _post(
         if work is not None:
             work.ticket.release()
         raise
+
+
+async def _read(
+    state: AppState, body: bytearray, read: Callable[[bytearray, HttpLimits], CompletionForm | ChatForm]
+) -> CompletionForm | ChatForm:
+    """Reads a body; a long one in a thread, one after the other: the loop has its turns meanwhile."""
+    if len(body) <= LONG_BODY:
+        return read(body, state.limits)
+    return await asyncio.get_running_loop().run_in_executor(state.reader, read, body, state.limits)
 
 
 async def _answer(work: RequestWork, call: Call) -> Response:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
 A_TEXT = 64  # characters that a text costs as much as, however short it is
 ENDING = 1_024  # characters of a rendered chat that say how its answer begins
+MANY_PARTS = 256  # messages, calls and tools of a chat that the loop doesn't put together itself
 A_JOB = 262_144  # characters of several texts that are sent to the sandbox at once; others come in between
 
 Result = TypeVar("Result")
@@ -179,15 +180,21 @@ async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
     if tools.tokenizer is None:
         raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
     _check_characters(sum(message.size for message in form.messages), form, tools.facts, tools.tokenizer)
-    job = ChatJob(
-        messages=plain_messages(form),
-        add_generation_prompt=form.add_generation_prompt,
-        continue_final_message=form.continue_final_message,
-        template_kwargs=_template_kwargs(form, tools.tokenizer),
-        tools=[each.tool.told() for each in form.tools] if form.tools else None,
-        add_special_tokens=bool(form.add_special_tokens),
-        keep=_kept(form),
-    )
+    kwargs = _template_kwargs(form, tools.tokenizer)
+
+    def job_of() -> ChatJob:
+        return ChatJob(
+            messages=plain_messages(form),
+            add_generation_prompt=form.add_generation_prompt,
+            continue_final_message=form.continue_final_message,
+            template_kwargs=kwargs,
+            tools=[each.tool.told() for each in form.tools] if form.tools else None,
+            add_special_tokens=bool(form.add_special_tokens),
+            keep=_kept(form),
+        )
+
+    parts = len(form.messages) + sum(len(each.tool_calls or ()) for each in form.messages) + len(form.tools or ())
+    job = job_of() if parts <= MANY_PARTS else await tools.aside(job_of)
     (done,) = await _done([job], form, tools)
     if not done.ids[0]:
         raise HttpError("these messages make an empty prompt: put some text in them", param="messages")

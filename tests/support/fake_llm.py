@@ -67,6 +67,9 @@ class FakeLLM:
             yield finished
             after_step()
 
+    def watch(self, goes_on: Callable[[], None]) -> None:
+        """Its steps have no layers."""
+
     def steps(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[list[Finished]]:
         for finished in self.stream(prompts, after_step=after_step):
             yield [finished]

@@ -157,7 +157,7 @@ def test_the_engine_refuses_what_its_scheduler_fails_at(tmp_path: Path, caplog: 
     bad = ask(0)
     bad.watch = b"x"
     refused = engine.submit(bad)
-    assert refused is not None and refused.kind == "FaultError" and "secret" not in refused.message
+    assert refused is not None and refused.error.kind == "FaultError" and "secret" not in refused.error.message
     assert caplog.records[-1].exc_info is not None and not engine.has_work
     engine.scheduler.watch.hold = plain  # type: ignore[method-assign]
     assert engine.submit(ask(1)) is None

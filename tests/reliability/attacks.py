@@ -65,7 +65,7 @@ ATTACKS = (
     Attack("verbose pattern", COMPLETIONS, 12, lambda n: ASK | {"stop_when": {"pattern": "(?x)a{4 0 0 0 0 0 0}b"}}),
     Attack(
         "searches", COMPLETIONS, 2,
-        lambda n: ASK | {"stop_when": {"pattern": r"(?:.+.+.+.+)+(?=\A)"}, "n": 64, "max_tokens": 60, "temperature": 1},
+        lambda n: ASK | {"stop_when": {"pattern": r"(?:.+.+.+.+)+(?=\A)"}, "n": 32, "max_tokens": 60, "temperature": 1},
         answered=True,
     ),
     Attack("multipleOf", COMPLETIONS, 12, lambda n: _form({"type": "integer", "multipleOf": 999_983 - n % 900_000})),

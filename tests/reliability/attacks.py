@@ -162,7 +162,7 @@ def _asks(http: httpx.AsyncClient, kind: str) -> Iterator[Awaitable[httpx.Respon
             yield http.post(CHAT, json={"messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 8})
 
 
-async def _stand_by(url: str, pids: list[int], end: float, seen: Seen) -> None:
+async def _stand_by(url: str, root: int, end: float, seen: Seen) -> None:
     async def probe(http: httpx.AsyncClient, kind: str) -> None:
         for asked in _asks(http, kind):
             if time.monotonic() > end:
@@ -177,7 +177,7 @@ async def _stand_by(url: str, pids: list[int], end: float, seen: Seen) -> None:
 
     async def look() -> None:
         while time.monotonic() < end:
-            seen.peak = max(seen.peak, _megabytes(pids[0]))
+            seen.peak = max(seen.peak, _megabytes(root))
             due = time.monotonic() + 0.05
             await asyncio.sleep(0.05)
             seen.late.append(max(0.0, time.monotonic() - due))
@@ -225,15 +225,16 @@ def run(folder: Path, seconds: float, only: list[str] | None = None) -> Attacks:
         Serving(folder, model="demo", knobs={"kv_cache_tokens": 65_536}) as serving,
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as attacker,
     ):
-        asyncio.run(_stand_by(serving.url, [serving.process.pid], time.monotonic() + 3, Seen("warm")))
+        root = serving.process.pid
+        asyncio.run(_stand_by(serving.url, root, time.monotonic() + 3, Seen("warm")))
         for name in ["no attack", *chosen]:
-            seen = Seen(name, base=_megabytes(serving.process.pid))
+            seen = Seen(name, base=_megabytes(root))
             attack = None if name == "no attack" else attacker.submit(attacking, serving.url, name, seconds)
-            asyncio.run(_stand_by(serving.url, [serving.process.pid], time.monotonic() + seconds, seen))
+            asyncio.run(_stand_by(serving.url, root, time.monotonic() + seconds, seen))
             if attack is not None:
                 seen.statuses, seen.messages = attack.result()
             time.sleep(AFTER if attack is not None else 0.0)
-            seen.left = _megabytes(serving.process.pid)
+            seen.left = _megabytes(root)
             made.seen.append(seen)
     return made
 

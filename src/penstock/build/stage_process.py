@@ -56,9 +56,8 @@ def run_apart(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
             said = receive(ours)
             process.wait()
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()  # nothing, where it has ended
+            process.wait()
     if process.returncode or said is None:
         raise EngineError(
             f"the process of stage {name} {how_ended(process.returncode)}: what it said stands above; the same "

@@ -24,7 +24,6 @@ def spawn(
     *,
     fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
-    stdin: int = QUIET,
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
     session: bool = False,
@@ -35,7 +34,7 @@ def spawn(
     everything = None if environment is None else {**os.environ, **environment}
     try:
         return subprocess.Popen(
-            command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=fds, env=everything, start_new_session=session
+            command, stdin=QUIET, stdout=stdout, stderr=stderr, pass_fds=fds, env=everything, start_new_session=session
         )
     except OSError as error:
         raise could_not_start(what, error) from error

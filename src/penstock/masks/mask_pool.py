@@ -198,8 +198,12 @@ class MaskPool:
         form.dropped = True
         for process in self.processes:
             if form.number in process.forms:
-                process.forms.discard(form.number)
-                process.send(End(grammars=(form.number,)))
+                self._let_go(form, process)
+
+    @staticmethod
+    def _let_go(form: Form, process: _Process) -> None:
+        process.forms.discard(form.number)
+        process.send(End(grammars=(form.number,)))
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
@@ -227,6 +231,8 @@ class MaskPool:
             self._lost.add(place)
             return place
         process.send(Begin(place, form.number, min_tokens, stop_ids, forces))
+        if form.dropped:  # it waited so long that it is kept no more
+            self._let_go(form, process)
         return place
 
     def begin(self, constraint: object) -> int:
@@ -301,12 +307,12 @@ class MaskPool:
             if not form.dropped:
                 form.bytes += word.bytes
                 self._bytes += word.bytes
-                self._keep()
             self._compile(form, self._next)
         else:
             form.known, form.refusal = True, word.refusal
         if process is self._trials:
             process.forms.discard(form.number)
+        self._keep()  # while it was compiled there may have been too many, none of which could be let go
 
     def _start(self) -> None:
         if self._memory < 0:

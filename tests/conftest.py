@@ -34,6 +34,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
+# httpx gives up after five seconds where nobody says otherwise: a busy machine is no failure.
+if importlib.util.find_spec("httpx"):
+    import httpx
+
+    httpx._config.DEFAULT_TIMEOUT_CONFIG.read = httpx._config.DEFAULT_TIMEOUT_CONFIG.connect = 600
+
 # A GPU image without a registry may lack hypothesis: its tests fail there by themselves, the others run.
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings

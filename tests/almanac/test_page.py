@@ -237,8 +237,8 @@ def test_serving_shows_the_page_to_this_machine_alone(records: Path, tmp_path: P
         target=serve, args=(out, 0, lambda address: (told.append(address), ready.set())), daemon=True
     )
     thread.start()
-    assert ready.wait(120)
-    with urllib.request.urlopen(told[0], timeout=120) as answer:
+    assert ready.wait(600)
+    with urllib.request.urlopen(told[0], timeout=600) as answer:
         assert answer.read() == (out / "index.html").read_bytes()
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert told[0].startswith("http://127.0.0.1:")

@@ -232,7 +232,7 @@ def test_a_worker_that_heeds_no_signal_ends_with_the_server_of_a_killed_run() ->
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert guard.stdout is not None and guard.stdout.readline() == b"up\n"
-        guard.communicate(timeout=120)  # closes the pipe; ends when nobody is left
+        guard.communicate(timeout=600)  # closes the pipe; ends when nobody is left
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(guard.pid, signal.SIGKILL)

@@ -184,7 +184,7 @@ def stopped(out: Path, number: signal.Signals, points: int) -> subprocess.Comple
         time.sleep(0.02)
     time.sleep(0.1)
     process.send_signal(number)
-    return subprocess.CompletedProcess(command, process.wait(60), "", process.stderr.read() if process.stderr else "")
+    return subprocess.CompletedProcess(command, process.wait(600), "", process.stderr.read() if process.stderr else "")
 
 
 def test_a_stopped_run_and_a_killed_one_end_their_servers_and_go_on(tmp_path: Path) -> None:

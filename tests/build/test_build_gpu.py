@@ -46,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", OPEN, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
 
 
 def test_what_was_decided_is_in_the_manifest(built: Path) -> None:

@@ -30,7 +30,7 @@ def end_of_child(**streams: Any) -> tuple[int, bytes]:
     child = subprocess.Popen(command, pass_fds=(write,), stdin=subprocess.DEVNULL, **streams)
     os.close(write)
     with open(read, "rb") as said:
-        return child.wait(60), said.read()
+        return child.wait(600), said.read()
 
 
 def test_a_child_leaves_signals_to_its_parent_and_loses_lines_that_nobody_takes() -> None:

@@ -112,7 +112,7 @@ def test_it_is_imported_without_account_or_network(more: dict[str, Any], tmp_pat
         }  # fmt: skip
         code = "import app; print([type(each).__name__ for each in (app.Server, app.build, app.monkeys)], app.opened())"
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=path.parent, env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", code], cwd=path.parent, env=environment, capture_output=True, text=True, timeout=600
         )
     assert done.returncode == 0, done.stderr
     assert "['Server', 'Function', 'Function']" in done.stdout and str(constants(path)["MODEL"]) in done.stdout
@@ -227,5 +227,5 @@ def _asked(port: int, path: str, body: Any = None) -> Any:
     headers = {"Host": "workspace--demo-server.us-east.modal.direct", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         return json.load(answer)

@@ -173,13 +173,13 @@ def prompts(folder: Path, files: int) -> None:
 def test_a_task_takes_every_nth_file(tmp_path: Path) -> None:
     prompts(tmp_path, 5)
     program(tmp_path, "penstock", 'echo "$@"; [[ $2 != */0.jsonl ]]')
-    told, _ = (first := array(tmp_path, 0, 2, "--model", "demo")).communicate(timeout=60)
+    told, _ = (first := array(tmp_path, 0, 2, "--model", "demo")).communicate(timeout=600)
     folders = f"run {tmp_path}/in/%d.jsonl {tmp_path}/out/%d.jsonl --model demo"
     assert told.splitlines() == [folders % (number, number) for number in (0, 2, 4)]
     asked = parsed(told.splitlines()[0].split())
     assert (asked["source"], asked["out"]) == (tmp_path / "in" / "0.jsonl", tmp_path / "out" / "0.jsonl")
     assert first.returncode == 1  # one of its files failed, and the others were run
-    told, _ = (second := array(tmp_path, 1, 2)).communicate(timeout=60)
+    told, _ = (second := array(tmp_path, 1, 2)).communicate(timeout=600)
     assert (len(told.splitlines()), second.returncode) == (2, 0)
 
 
@@ -192,6 +192,6 @@ def test_a_task_whose_time_is_over_stops_its_job_and_is_queued_again(tmp_path: P
     while not (tmp_path / "up").exists() and task.poll() is None:
         time.sleep(0.02)
     task.send_signal(signal.SIGTERM)
-    told, _ = task.communicate(timeout=60)
+    told, _ = task.communicate(timeout=600)
     assert told.splitlines()[0] == "ended" and told.splitlines()[-1] == "scontrol requeue 7_0"
     assert task.returncode == 143

@@ -263,7 +263,7 @@ class FakeService:
         """Streams of these lengths at once, and something beside them: what is wrong. again: until that is over."""
 
         async def all_of_them() -> list[str | None]:
-            async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None)) as client:
+            async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:
                 other = asyncio.create_task(asyncio.to_thread(beside))
 
                 async def one(number: int, tokens: int) -> list[str | None]:
@@ -293,7 +293,7 @@ def test_from_zero_and_back_under_load_no_stream_is_lost(served: FakeService) ->
 def test_a_dead_engine_ends_its_streams_and_an_update_right_after_it_holds(served: FakeService) -> None:
     """Whoever streams hears of it, Serve starts another replica, and what is deployed meanwhile is what is served."""
     asked = {"model": "fake", "prompt": [1, 2, 3], "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with httpx.Client(base_url=f"{served.url}/v1", timeout=60) as http:
+    with httpx.Client(base_url=f"{served.url}/v1", timeout=600) as http:
         with http.stream("POST", "/completions", json=asked) as answer:
             events = (line for line in answer.iter_lines() if line.startswith("data: {"))
             assert "choices" in json.loads(next(events)[6:])
@@ -322,7 +322,7 @@ def test_a_batch_outlives_its_replica(served: FakeService, tmp_path: Path) -> No
     deployment = RayDeployment.of({**args, "state_dir": str(tmp_path / "state")})
     deploy_on_ray(ServeFile(deployment, served.file.port, "/kept"), engine=COMMAND)
     asked.write(tmp_path / "lines.jsonl")
-    with httpx.Client(base_url=f"{served.url}/kept/v1", timeout=60) as http:
+    with httpx.Client(base_url=f"{served.url}/kept/v1", timeout=600) as http:
         file = {"file": ("lines.jsonl", (tmp_path / "lines.jsonl").read_bytes())}
         given = http.post("/files", data={"purpose": "batch"}, files=file).json()["id"]
         wish = {"input_file_id": given, "endpoint": ROUTE, "completion_window": "24h"}

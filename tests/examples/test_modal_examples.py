@@ -75,4 +75,4 @@ def run_beside(example: str, code: str, home: Path) -> subprocess.CompletedProce
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=EXAMPLES / example, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=EXAMPLES / example, env=environment, capture_output=True, text=True, timeout=600)

@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "matplotlib", "triton", "ray", "modal")
 def loaded_after(code: str) -> list[str]:
     """Runs `code` in a fresh interpreter and tells which heavy packages it loaded."""
     code = f"import sys\n{code}\nprint('loaded:', *[p for p in {HEAVY!r} if p in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.rsplit("loaded:", 1)[1].split()
 

@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 
 def over_ranks(ranks: int, vocabulary: int, work: Callable[[VocabularyPart, slice], Made]) -> list[Made]:
     """Runs `work` on each rank's part, in threads -> what each gave."""
-    barrier, told = threading.Barrier(ranks, timeout=60), list[Tensor | None]([None] * ranks)
+    barrier, told = threading.Barrier(ranks, timeout=600), list[Tensor | None]([None] * ranks)
 
     def gather(rank: int, x: Tensor) -> Tensor:
         told[rank] = x.clone()

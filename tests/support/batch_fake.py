@@ -41,7 +41,7 @@ class Batching:
     def __init__(self, running: Running, manager: BatchManager) -> None:
         self.running, self.engine, self.url, self.manager = running, running.engine, running.url, manager
         self.openai = OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0)
-        self.http = httpx.Client(base_url=running.url, timeout=60)
+        self.http = httpx.Client(base_url=running.url, timeout=600)
 
     def upload(self, content: bytes, name: str = "in.jsonl") -> str:
         return self.openai.files.create(file=(name, content), purpose="batch").id
@@ -106,7 +106,7 @@ class StuckDisk:
         if b"custom_id" in data:
             self.writers.add(threading.get_ident())
             self.writing.set()
-            assert self.going.wait(60)
+            assert self.going.wait(600)
         self._plain(file, data)
 
 
@@ -124,7 +124,7 @@ class StuckRead(io.RawIOBase):
         size = self._content.readinto(room)
         if not size:
             self.reading.set()
-            assert self.going.wait(60)
+            assert self.going.wait(600)
         return size
 
     def buffered(self) -> io.BufferedReader:

@@ -107,14 +107,14 @@ class HostileServer:
     def __enter__(self) -> HostileServer:
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
         self._thread.start()
-        assert self._ready.wait(120)
+        assert self._ready.wait(600)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(120)
+        self._thread.join(600)
 
     async def _run(self) -> None:
         self._end = asyncio.Event()

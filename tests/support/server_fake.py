@@ -368,11 +368,11 @@ def running_server(
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert ready.wait(120)
+    assert ready.wait(600)
     try:
         yield made[0]
     finally:
         made[0].loop.call_soon_threadsafe(made[0].service.close)
         made[1].should_exit = True
-        thread.join(120)
+        thread.join(600)
         assert not thread.is_alive()

@@ -110,7 +110,7 @@ def test_of_uploads_that_come_together_too_many_are_refused(tokenizer: Tokenizer
     files = tmp_path / "state" / "files"
     with batching(tokenizer, tmp_path / "state", BatchJobLimits(max_files=1)) as server:
         address = server.url.removeprefix("http://").split(":")
-        connections = [socket.create_connection((address[0], int(address[1])), timeout=120) for _ in range(3)]
+        connections = [socket.create_connection((address[0], int(address[1])), timeout=600) for _ in range(3)]
         for connection in connections:
             connection.sendall(head.encode() + part)
         server.running.wait_for(lambda: len(os.listdir(files)) == 3)
@@ -239,7 +239,7 @@ def test_few_texts_of_batches_are_tokenised_at_once_and_online_ones_do_not_wait(
     def encode(texts: Sequence[str], **more: Any) -> list[list[int]]:
         if texts[0].startswith("batch"):
             begun.append(texts)
-            assert going.wait(60)
+            assert going.wait(600)
         return plain(["ab"] if len(texts[0]) > 1000 else texts, **more)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
@@ -250,7 +250,7 @@ def test_few_texts_of_batches_are_tokenised_at_once_and_online_ones_do_not_wait(
             while server.openai.batches.retrieve(each).status != "in_progress":
                 pass
         body = {"model": "fake", "prompt": "online" * 1000, "max_tokens": 1}
-        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=600).status_code == 200
         assert len(begun) == PREPARED_AT_ONCE
         going.set()
         assert {server.until_over(each).request_counts.completed for each in ids} == {1}

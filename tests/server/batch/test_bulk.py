@@ -33,7 +33,7 @@ def body_of(*rows: Any) -> bytes:
 
 def results(server: Running, *rows: Any, **more: Any) -> dict[int | None, dict[str, Any]]:
     """The answer's lines by their lines' numbers."""
-    answer = httpx.post(f"{server.url}/v1/bulk", content=body_of(*rows), timeout=120, **more)
+    answer = httpx.post(f"{server.url}/v1/bulk", content=body_of(*rows), timeout=600, **more)
     assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-ndjson", answer.text
     told = [json.loads(line) for line in answer.text.splitlines()]
     found = {line.get("line"): line for line in told}

@@ -50,7 +50,7 @@ def test_a_death_is_noted_though_the_disk_is_slow(tokenizer: Tokenizer, tmp_path
     with batching(tokenizer, tmp_path, limits) as server:
         server.engine.step_seconds = 0.05
         batch_id = server.submit(jsonl([line(str(number)) for number in range(1000)]))
-        assert stuck.writing.wait(120)
+        assert stuck.writing.wait(600)
         server.running.hold(True)
 
         async def die() -> int:
@@ -81,7 +81,7 @@ def test_a_write_under_way_ends_before_its_journal_is_closed(
     """Else two threads would write the same rows."""
     with batching(tokenizer, tmp_path) as server:
         batch_id = server.submit(jsonl(LINES))
-        assert stuck.writing.wait(120)
+        assert stuck.writing.wait(600)
         ending = asyncio.run_coroutine_threadsafe(server.manager.end(), server.running.loop)
         server.running.on_loop(asyncio.sleep(0.3))
         assert not ending.done() and len(stuck.writers) == 1
@@ -105,7 +105,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(
     limits = BatchJobLimits(commit_seconds=0.01, death_notice=0.1, **{**seconds, bound: 0.1})  # type: ignore[arg-type]
     with batching(tokenizer, tmp_path, limits) as server:
         batch_id = server.submit(jsonl(LINES))
-        assert stuck.writing.wait(120)
+        assert stuck.writing.wait(600)
 
         async def end() -> None:
             hurry = asyncio.Event()
@@ -133,7 +133,7 @@ def test_a_read_that_the_disk_does_not_answer_holds_nothing_up(
     with batching(tokenizer, tmp_path) as server:
         try:
             batch_id = server.submit(jsonl(LINES))
-            assert stuck.reading.wait(120)
+            assert stuck.reading.wait(600)
             if by == "a cancel":
                 server.openai.batches.cancel(batch_id)
                 batch = server.until_over(batch_id)

@@ -47,14 +47,14 @@ def asking(server: Running) -> Iterator[Any]:
     def ask(**body: Any) -> Any:
         answers: list[httpx.Response] = []
         body = {"prompt": "x", **body}
-        threads.append(threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=120))))
+        threads.append(threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=600))))
         threads[-1].start()
-        return lambda thread=threads[-1]: thread.join(120) or answers[0]
+        return lambda thread=threads[-1]: thread.join(600) or answers[0]
 
     url = server.url + COMPLETIONS
     yield ask
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -156,7 +156,7 @@ def test_who_goes_away_while_it_is_tokenised_leaves_nothing(server: Running, mon
     plain = tokenizer.encode_batch
 
     def encode(texts: list[str], **more: Any) -> list[list[int]]:
-        going.wait(120)
+        going.wait(600)
         return plain(texts, **more)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
@@ -164,7 +164,7 @@ def test_who_goes_away_while_it_is_tokenised_leaves_nothing(server: Running, mon
     with connect(server.url) as connection:
         connection.sendall(request(long))
         server.wait_for(lambda: limits.reqs.total == 1)
-    late = httpx.post(server.url + COMPLETIONS, json={**long, "timeout": 0.1}, timeout=120)
+    late = httpx.post(server.url + COMPLETIONS, json={**long, "timeout": 0.1}, timeout=600)
     assert (late.status_code, late.json()["error"]["code"]) == (408, "timeout"), late.text
     server.wait_for(lambda: limits.reqs.total == limits.tokens.total == 0)
     going.set()
@@ -243,7 +243,7 @@ class Serving:
         if number is not None:
             os.kill(self.process.pid, number)
         try:
-            out, err = self.process.communicate(timeout=60)
+            out, err = self.process.communicate(timeout=600)
         finally:
             self.process.kill()
         return self.process.returncode, out, err
@@ -295,13 +295,13 @@ def test_streams_that_take_nothing_end_no_server_and_no_drain(tmp_path: Path, ho
         assert serving.process.poll() is None
         time.sleep(0.02)
     waiter = threading.Thread(
-        target=lambda: answers.append(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60))
+        target=lambda: answers.append(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=600))
     )
     waiter.start()
     while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
         pass
     serving.end(signal.SIGTERM)
-    waiter.join(120)
+    waiter.join(600)
     assert answers[0].status_code == 200 and serving.process.returncode == 0
 
 
@@ -334,13 +334,13 @@ def test_work_aside_holds_no_end_up(tmp_path: Path, end: str, where: str) -> Non
 
     def ask() -> None:
         with contextlib.suppress(httpx.TransportError):
-            answers.append(httpx.post(url + asked[0], json=asked[1], timeout=60))
+            answers.append(httpx.post(url + asked[0], json=asked[1], timeout=600))
 
     waiter = threading.Thread(target=ask)
     waiter.start()
     assert serving.line() == "works"
     status, _, err = serving.end(signal.SIGTERM if end == "signal" else None)
-    waiter.join(60)
+    waiter.join(600)
     if end == "breaks":
         assert status == 1 and err.endswith("RuntimeError: uvicorn broke\n")
         return

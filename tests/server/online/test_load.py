@@ -134,7 +134,7 @@ def test_whatever_ends_a_request_gives_its_place_back(server: Running) -> None:
 def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:
     with running_server(tokenizer, limits=HttpLimits(max_reading_bytes=10_000, body_seconds=0.5)) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        halves = [socket.create_connection((host, int(port)), timeout=120) for _ in range(2)]
+        halves = [socket.create_connection((host, int(port)), timeout=600) for _ in range(2)]
         halves[0].sendall(request({"prompt": "x" * 9_000})[:-100])
         server.wait_for(lambda: server.service.intake.bytes > 8_000)
         halves[1].sendall(request({"prompt": "x" * 9_000})[:-100])
@@ -178,7 +178,7 @@ def test_the_servers_own_maximum_counts(tokenizer: Tokenizer) -> None:
     with running_server(tokenizer, limits=HttpLimits(request_seconds=0.2)) as server:
         server.hold(True)
         for body in ({"prompt": "x"}, {"prompt": "x", "timeout": 500.0}):
-            assert httpx.post(server.url + COMPLETIONS, json=body, timeout=60).status_code == 408
+            assert httpx.post(server.url + COMPLETIONS, json=body, timeout=600).status_code == 408
 
 
 def test_timeouts_and_limits_that_cannot_be(server: Running) -> None:

@@ -52,7 +52,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def ask(serving: Serving, **body: Any) -> httpx.Response:
-    return httpx.post(serving.url + COMPLETIONS, json={"prompt": [9] * 40, **body}, headers=KEY, timeout=60)
+    return httpx.post(serving.url + COMPLETIONS, json={"prompt": [9] * 40, **body}, headers=KEY, timeout=600)
 
 
 def names(serving: Serving) -> dict[str, float]:

@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as made:
+    with httpx.Client(base_url=server.url, timeout=600) as made:
         yield made
 
 

@@ -53,7 +53,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def post(server: Running, path: str, says: str, **body: Any) -> Any:
     server.engine.says = says
-    answer = httpx.post(f"{server.url}/v1/{path}", json={"tools": body.pop("tools"), **body}, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/{path}", json={"tools": body.pop("tools"), **body}, timeout=600)
     assert answer.status_code == 200, (answer.text, body)
     return answer.json()
 

@@ -43,7 +43,7 @@ def test_answers_are_one_engines_and_metrics_tell_of_each(serving: Serving, word
             "return_token_ids": True,
             "stream": stream,
         }
-        answer = httpx.post(serving.url + COMPLETIONS, json=body, timeout=120)
+        answer = httpx.post(serving.url + COMPLETIONS, json=body, timeout=600)
         assert answer.status_code == 200
         if not stream:
             found = [choice["token_ids"] for choice in answer.json()["choices"]]

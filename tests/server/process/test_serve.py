@@ -65,7 +65,7 @@ class Serving:
     def end(self, number: int | None = None) -> tuple[int, str, str]:
         if number is not None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=120)
+        out, err = self.process.communicate(timeout=600)
         return self.process.returncode, out, err
 
 
@@ -84,7 +84,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=120) as made:
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=600) as made:
         yield made
 
 
@@ -133,7 +133,7 @@ def test_label_scores_are_the_softmax_of_transformers_logits(url: str) -> None:
         logits = [model(torch.tensor([query + item])).logits[0, -1] for item in items[:20]]
     for softmax in (True, False):
         body = {"query": query, "items": items, "label_token_ids": labels, "apply_softmax": softmax}
-        answer = httpx.post(url + "/generative_scoring", json=body, timeout=120).json()
+        answer = httpx.post(url + "/generative_scoring", json=body, timeout=600).json()
         assert answer["object"] == "list" and [each["index"] for each in answer["data"]] == list(range(200))
         for each, row in zip(answer["data"], logits, strict=False):
             wanted = row[labels].softmax(-1) if softmax else row.softmax(-1)[labels]
@@ -260,7 +260,7 @@ def test_a_burst_of_all_kinds_is_answered_and_leaves_nothing(url: str) -> None:
 
     async def burst() -> list[int]:
         limits = httpx.Limits(max_connections=16)
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=600) as http:
             return await asyncio.gather(*(one(http, kinds[at % len(kinds)]) for at in range(35)))
 
     codes = asyncio.run(burst())
@@ -273,7 +273,7 @@ def test_the_ends_of_every_range_are_answered(url: str) -> None:
     for name, (low, high, open_low) in RANGES.items():
         for value in (1e-30 if open_low else low, high):
             body = {"prompt": PROMPT, "max_tokens": 4, name: {"5": value} if name == "logit_bias" else value}
-            answer = httpx.post(url + COMPLETIONS, json=body, timeout=120)
+            answer = httpx.post(url + COMPLETIONS, json=body, timeout=600)
             assert answer.status_code == 200, (name, value, answer.text)
 
 

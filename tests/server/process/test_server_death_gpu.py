@@ -71,7 +71,7 @@ class Served:
         for thread in self._threads:
             thread.start()
         for _ in self._threads:
-            assert self.begun.acquire(timeout=30), self.said()
+            assert self.begun.acquire(timeout=600), self.said()
 
     def told(self, known: float) -> float:
         """Seconds from `known` until the last client had its end."""
@@ -98,7 +98,7 @@ class Served:
         self.ends.append((how, time.monotonic()))
 
     def _ask(self) -> str:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=600)
         fresh = True
         try:
             connection.request("POST", "/v1/completions", ASKED, {"content-type": "application/json"})
@@ -151,7 +151,7 @@ def test_a_death_leaves_no_memory_behind(services: dict[str, Served], tokens: in
         # A hang can be known once a step is overdue: what counts is from there on.
         known = at + (STEP_TIMEOUT if how == "engine stopped" else 0.0)
         told = served.told(known)
-        code = served.process.wait(60)
+        code = served.process.wait(600)
         ended = time.monotonic() - known
         most = 0.75 * tokens * TOKEN_BYTES  # tests beside this one may take some of it at once
         back = wait_until(lambda before=before, most=most: _free() - before > most, FREE_WITHIN)

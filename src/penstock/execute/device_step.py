@@ -65,7 +65,7 @@ class DeviceStep:
         )
         self._copier = ops.block_copier(kv.by_block)
         self._stager = PlanStager(self.staging, sizes, asked, kv, windows, self.max_rows, keeps_groups=ops.compiled)
-        draw = StepDraw(self.launches, asked, scorer, model.vocabulary, ops.compiled)
+        self.draw = draw = StepDraw(self.launches, asked, scorer, model.vocabulary, ops.compiled)
         self._decode, self._beside = Decode(self.launches, draw), Beside(self.launches, draw)
         self._late = Late(self._decode, self._beside, draw, self.launches, self.staging, masks, self.max_rows)
 
@@ -139,6 +139,8 @@ class DeviceStep:
         if staged.chunks is not None:
             self.launches.columns.take(staged.sizes.rows, staged.chunks)
             self.kv.store_tokens(staged.chunks.slots, staged.chunks.ids)
+        if staged.takes_drafts:
+            self.launches.take_drafts(staged.sizes.rows)
 
     def _join(self, joins: StagedJoins) -> None:
         if (biases := joins.biases) is not None:

@@ -38,7 +38,7 @@ def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> Non
     if (drafts := plan.drafts) is not None:
         offset = drafts.offset
         draft = np.zeros(offset.size, np.int32)
-        draft[offset > 0] = drafts.tokens
+        draft[offset > 0] = drafts.told
         skip = np.repeat(skip, drafts.counts[: skip.size] + 1)
     staging.write("rows", plan.query_rows, dead_row, size)
     staging.write("skip", skip, 0, size)

@@ -50,6 +50,7 @@ class StagedPlan:
     groups: int  # places for prefix groups; 0: every row stands alone
     pages: StagedPages | None = None
     cleared: Tensor | None = None  # [m] int64: blocks
+    takes_drafts: bool = False  # whether some queries' drafts are those that the device made
     copies: tuple[Tensor, Tensor] | None = None  # from, to: [c] int32 each
     joins: StagedJoins | None = None
     new_blocks: Tensor | None = None  # [m, 3] int32: row, index in its table, block; padded with row -1
@@ -104,6 +105,9 @@ class PlanStager:
                 staging, plan.chunks, sizes.tokens - size, capacity, self._kv.dump_block
             )
         staging.send()
+        if plan.drafts is not None and plan.drafts.from_device:
+            staged.takes_drafts = True
+            staging.forget()  # they are written over what was sent
         return staged
 
     def _joins(self, joins: Joins) -> StagedJoins:

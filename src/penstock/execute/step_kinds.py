@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.execute.device_sampler import EVERY, MOST, PLAIN
 from penstock.execute.executor import Outcome
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
+from penstock.execute.proposer import Proposer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staged_plan import StagedPlan
@@ -40,22 +41,25 @@ class StepDraw:
     ) -> None:  # fmt: skip
         self._launches, self._asked, self._scorer, self._part = launches, asked, scorer, part
         self._compiled = compiled
+        self.proposer: Proposer | None = None  # makes drafts behind each draw; whoever has one puts it here
 
     def launch(self, staged: StagedPlan, hidden: Tensor, forces: bool = False) -> Outcome:
         """hidden [tokens, d]: what the step's forward left. forces: some queries' tokens are known."""
-        plan, outcome = staged.plan, Outcome(NO_TOKENS)
-        if staged.queries:
-            outcome.logprobs = self._drawn(staged, hidden, forces)
-            outcome.tokens = self._launches.sampler.sampled_ids[: staged.queries]
+        plan, outcome, queries = staged.plan, Outcome(NO_TOKENS), staged.queries
+        if queries:
+            size = min(self._launches.size_of(queries), staged.sizes.rows)
+            outcome.logprobs = self._drawn(staged, size, hidden, forces)
+            outcome.tokens = self._launches.sampler.sampled_ids[:queries]
+            if self.proposer is not None:
+                self._launches.propose(self.proposer, size, hidden)
         if plan.chunks is not None and plan.chunks.scored:
             outcome.prompt_logprobs = self._scorer.score(hidden[staged.sizes.rows :], plan.chunks)
         return outcome
 
-    def _drawn(self, staged: StagedPlan, hidden: Tensor, forces: bool) -> Logprobs | None:
-        """Draws a token for each query into `sampled_ids`, and takes it into the rows -> the logprobs that are asked
-        for."""
+    def _drawn(self, staged: StagedPlan, size: int, hidden: Tensor, forces: bool) -> Logprobs | None:
+        """Draws a token for each query, padded to `size`, into `sampled_ids`, and takes it into the rows -> the
+        logprobs that are asked for."""
         launches, sampler, plan = self._launches, self._launches.sampler, staged.plan
-        size = min(launches.size_of(staged.queries), staged.sizes.rows)
         where, k = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if plan.wants & WANTS_LOGPROBS:
             rows = plan.query_rows
@@ -112,7 +116,7 @@ class Decode:
     def _whole(self, staged: StagedPlan) -> torch.cuda.CUDAGraph | None:
         """Returns the graph of forward and plain draw in one, where the step has one."""
         graphs = self._launches.graphs
-        if graphs is None or staged.groups or staged.plan.wants:
+        if graphs is None or staged.groups or staged.plan.wants or self._draw.proposer is not None:
             return None
         return graphs.whole(staged.sizes.rows)
 

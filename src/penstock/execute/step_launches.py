@@ -21,6 +21,7 @@ from penstock.execute.graphs import Graphs
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.packing import StagedChunks
 from penstock.execute.padding import BESIDE_CHUNKS, BESIDE_TOKENS, StepSizes
+from penstock.execute.proposer import Proposer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.staging import Staging
 from penstock.execute.window_tables import ALIGNED, WindowTables
@@ -85,6 +86,10 @@ class StepLaunches:
         else:
             self._group_blocks = blocks  # nothing is captured: they are read where they lie
 
+    def take_drafts(self, size: int) -> None:
+        """Takes the drafts that the device made for the step's queries."""
+        self._ops.take_drafts(self._staging.rows[:size], self.queries(size, drafts=True), self._rows)
+
     def forward_rows(self, size: int, grouped: bool) -> Tensor:
         """prepare and forward of `size` rows alone, with as many places for prefix groups as compiled steps have."""
         return self.forward(size, self._sizes.groups(size, 0) if grouped else 0)
@@ -104,7 +109,7 @@ class StepLaunches:
         tokens = size if chunks is None else tokens
         if size:
             self._ops.prepare(
-                self._staging.rows[:size], self._queries(size, drafts), self._rows, self._kv.slot_token,
+                self._staging.rows[:size], self.queries(size, drafts), self._rows, self._kv.slot_token,
                 self._kv.dump_block, columns.tokens, columns.positions, columns.slots,
             )  # fmt: skip
         decode = self._decode(size, groups) if size else None
@@ -121,14 +126,18 @@ class StepLaunches:
         drafts: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Draws for the step's queries, and takes what was drawn into the rows: as `DeviceSampler.launch`."""
-        ids, queries, position = self._staging.rows[:size], self._queries(size, drafts), self.columns.positions[:size]
+        ids, queries, position = self._staging.rows[:size], self.queries(size, drafts), self.columns.positions[:size]
         return self.sampler.launch(ids, queries, position, hidden, wants, most, asking, forces)
+
+    def propose(self, proposer: Proposer, size: int, hidden: Tensor) -> None:
+        """Makes drafts for the rows of the step that was drawn last."""
+        proposer.launch(self._rows, self._staging.rows[:size], self.sampler.sampled_ids[:size], hidden)
 
     def draw_for_graph(self, size: int, hidden: Tensor, every: bool, forces: bool) -> None:
         """The draw as graphs hold it. every: with all that rows may ask; forces: some queries' tokens are known."""
         self.draw(size, hidden, EVERY if every else PLAIN, forces=forces)
 
-    def _queries(self, size: int, drafts: bool) -> Queries | None:
+    def queries(self, size: int, drafts: bool) -> Queries | None:
         """Returns what the step's queries are of their rows; None where each is its row's only one, as far as kernels
         needn't be the same for both."""
         if not self._ops.compiled and not drafts:

@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.config import BLOCK_SIZE
-from penstock.execute import packing
+from penstock.execute.kv_cache import KvCache
+from penstock.execute.padding import EXACT, BesideSizes
 from penstock.execute.sampling_mirror import SamplingMirror
+from penstock.execute.staged_plan import PlanStager
 from penstock.execute.staging import Staging
 from penstock.request import Request, SamplingParams
 from penstock.schedule.scheduler import Scheduler
@@ -51,9 +52,9 @@ class Host:
     def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(limits)
         cpu = torch.device("cpu")
-        self.staging = Staging(limits.max_rows, limits.max_rows, cpu)
-        self.mirror = SamplingMirror(limits.max_rows)
-        self.dump_slot = limits.num_blocks * BLOCK_SIZE
+        staging, asked = Staging(limits.max_rows, limits.max_rows, cpu), SamplingMirror(limits.max_rows)
+        kv = KvCache([], limits.num_blocks + 1, cpu)
+        self.stager = PlanStager(staging, EXACT, asked, kv, None, limits.max_rows, keeps_groups=True)
         self.random = np.random.default_rng(0)
         self.done = np.zeros(limits.max_rows, np.bool_)
 
@@ -71,21 +72,8 @@ class Host:
         return planned - start, built - planned, time.thread_time() - answered
 
     def build(self, plan: StepPlan) -> None:
-        staging, size = self.staging, plan.rows.size
-        staging.begin()
-        packing.pack_rows(staging, plan, size, size)
-        packing.pack_groups(staging, plan, plan.group_length.size)
-        if plan.joins is not None:
-            new = self.mirror.join(plan.joins)
-            staging.add(self.mirror.bias_ids[new])
-            staging.add(self.mirror.bias_values[new])
-            staging.add(packing.join_lines(plan.joins, self.mirror.bias_first[plan.joins.rows]))
-        if plan.new_blocks.size:
-            staging.add(packing.new_block_lines(plan.new_blocks))
-        if plan.chunks is not None:
-            chunks = plan.chunks
-            packing.pack_chunks(staging, chunks, chunks.tokens.size, chunks.context.size, self.dump_slot)
-        staging.send()
+        size, chunks = plan.rows.size, plan.chunks
+        self.stager.stage(plan, BesideSizes(size, size + (0 if chunks is None else chunks.tokens.size), False))
 
     def tokens(self, plan: StepPlan, end: int, spread: bool) -> np.ndarray:
         tokens = self.random.integers(10, VOCAB, plan.rows.size).astype(np.int32)

@@ -18,6 +18,7 @@ import pytest
 import torch
 import triton_interpreter  # before the kernels
 from execute_drive import Ask, Host, Row, late_steps, tiny_runner
+from toy_proposer import Repeats
 
 from penstock.execute import executor as executor_file
 from penstock.execute import warm
@@ -29,7 +30,7 @@ from penstock.kernels.triton.linear_four import Band
 from penstock.layers.one_row import OneRowLayer
 from penstock.parallel.collectives import Gloo
 from penstock.parallel.layout import Layout
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepTokens
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Drafts, StepTokens
 
 pytestmark = pytest.mark.torch
 
@@ -126,6 +127,29 @@ def test_a_late_draw_is_the_plain_steps(request: pytest.FixtureRequest) -> None:
     runner = tiny_runner(**ONE_LAYER)
     assert late_steps(runner) == want and want[0][2] == NO_TOKEN
     runner.close()
+
+
+def _drafted_by_device(runner: TorchRunner) -> list[list[int]]:
+    """Tokens of three rows, of which two are offered what the device guesses."""
+    assert runner._state is not None
+    runner._state.draw.proposer = Repeats(runner._state.kv.slot_token, 1)
+    host, told = Host(runner), list[list[int]]()
+    asks = [Ask(allowed=[40]), Ask(temperature=1.0, seed=1, allowed=[50, 51]), Ask(temperature=1.0, seed=2)]
+    rows = [host.row(i, [8 + i, 9, 10], 40, ask) for i, ask in enumerate(asks)]
+    for step in range(3):
+        plan = host.plan(rows, **({"joins": rows} if step == 0 else {}))
+        if step:
+            plan.drafts = Drafts(np.array([0, 2, 2 + step, 2 + step], np.int32), None)
+        told.append(runner.launch(plan).fetch().tokens.tolist())
+    runner.close()
+    return told
+
+
+def test_drafts_that_the_device_made_are_the_plain_steps(request: pytest.FixtureRequest) -> None:
+    want = _drafted_by_device(tiny_runner(**ONE_LAYER))
+    assert [line[:3] for line in want[1:]] == [[40] * 3] * 2 and [len(line) for line in want] == [3, 6, 7]
+    request.getfixturevalue("by_triton")
+    assert _drafted_by_device(tiny_runner(**ONE_LAYER)) == want
 
 
 def test_two_ranks_are_the_plain_step(

@@ -132,7 +132,7 @@ def test_slices_of_rows_are_as_the_whole() -> None:
     for slice_rows in (16, 1024):
         runner = tiny_runner(max_rows=40)
         assert runner._state is not None
-        runner._state.draw.slice_rows = slice_rows
+        runner._state.sampler.slice_rows = slice_rows
         host = Host(runner)
         rows = [host.row(i, _prompt(3 + i % 5, i), 20, ASKS[i % len(ASKS)]) for i in range(40)]
         answers.append(host.run(rows, 4))

@@ -171,8 +171,9 @@ def test_chunks_are_padded_to_the_dump() -> None:
     )  # fmt: skip
     staging = Staging(8, 1, CPU)
     staging.begin()
-    ids, positions, slots, inputs = packing.pack_chunks(staging, chunks, 32, 16, 77 * 16)
+    staged = packing.pack_chunks(staging, chunks, 32, 16, 77)
     staging.send()
+    ids, positions, slots, inputs = staged.ids, staged.positions, staged.slots, staged.inputs
     assert slots.tolist() == [*range(80, 96), 96, 97, 8 * 16 + 14, 8 * 16 + 15, 9 * 16, *[77 * 16] * 11]
     assert positions.tolist() == [*range(18), 30, 31, 32, *[0] * 11] and ids[:21].tolist() == chunks.tokens.tolist()
     assert inputs.start.tolist() == [0, 18, *[21] * 15] and inputs.context.tolist() == [0, 30, *[0] * 14]

@@ -12,10 +12,11 @@ import torch
 from penstock.execute.layer_pages import LayerPages
 from penstock.execute.staging import Staging
 from penstock.execute.window_tables import WindowTables
-from penstock.schedule.step import Chunks
+from penstock.schedule.step import Chunks, plain_step
 
 pytestmark = pytest.mark.torch
 
+NONE = np.zeros(0, np.int32)
 PAGES = np.array([[2, 12, 22], [3, 13, 23], [4, 14, 24], [5, 15, 25]], np.int32)  # four blocks, each with two pages
 
 
@@ -23,14 +24,14 @@ def cleared_by(chunks: Chunks | None) -> list[int]:
     rows: Any = SimpleNamespace(device=torch.device("cpu"), block_table=torch.zeros((2, 8), dtype=torch.int32))
     tables, staging = WindowTables(LayerPages((0, 1, 2), (0, 0, 0), 32), rows, 31), Staging(4, 2, torch.device("cpu"))
     staging.begin()
-    plan: Any = SimpleNamespace(window_pages=PAGES, chunks=chunks)
-    cleared = list[int]()
-    launches = tables.changes(plan, staging, lambda blocks: cleared.extend(blocks.tolist()))
+    plan = plain_step(0, NONE, NONE, chunks=chunks)
+    plan.window_pages = PAGES
+    staged = tables.stage(plan, staging)
     staging.send()
-    for launch in launches:
-        launch()
+    tables.take(staged)
     assert tables.page[:, [2, 3, 4, 5]].tolist() == [[12, 13, 14, 15], [22, 23, 24, 25]]
-    return sorted(cleared)
+    assert staged.cleared is not None
+    return sorted(staged.cleared.tolist())
 
 
 def chunk(context: int, tokens: int, blocks: list[int]) -> Chunks:

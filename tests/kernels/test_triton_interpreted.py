@@ -60,6 +60,7 @@ def test_copies():
 def test_rows():
     cases.check_prepare_and_advance(CPU, 20)
     cases.check_join_and_grow(CPU)
+    cases.check_take_drafts(CPU, 70)
 
 
 def test_noise():

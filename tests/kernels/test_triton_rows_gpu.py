@@ -100,6 +100,7 @@ def test_prepare_and_advance(cases, rows):
 
 def test_join_and_grow(cases):
     cases.check_join_and_grow(GPU)
+    cases.check_take_drafts(GPU, 700)
 
 
 @pytest.mark.parametrize("n, k", [(96, 64), (3072, 2048), (4100, 2056), (2048, 8192), (130, 1000), (32000, 896)])

@@ -182,6 +182,7 @@ def happened(drive: Drive) -> Counter[str]:
         grouped=drive.device.grouped,
         drafted=int(stats["drafted_tokens"]) - drive.device.right,
         drafted_right=drive.device.right,
+        right_by_device=drive.device.right_by_device,
         kept_back=drive.kept_back,
         carried=drive.carried,
         constrained=drive.constrained,
@@ -197,15 +198,27 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(4):
         seen += happened(random_replay(seed, lag))
-    for seed in range(3):
+    for seed in range(4):
         seen += happened(tight_replay(seed, lag))
     for what in (
-        "preempted", "forced", "requeued", "cached", "grouped", "drafted", "drafted_right", "kept_back", "carried",
-        "constrained", "late", "forced_tokens",
+        "preempted", "forced", "requeued", "cached", "grouped", "drafted", "drafted_right", "right_by_device",
+        "kept_back", "carried", "constrained", "late", "forced_tokens",
     ):  # fmt: skip
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_step_may_have_forced_tokens_and_drafts_of_the_device(lag: int) -> None:
+    limits = replace(limits_of(random.Random(2)), max_rows=12, max_batched_tokens=40, mask_slots=12, num_blocks=60)
+    drive = Drive(replace(limits, max_model_len=96, preempt_every=0), drafts=3)
+    for number in range(4):
+        params = SamplingParams(max_tokens=60, seed=number, ignore_eos=True)
+        drive.submit([number] * 9, params, constrained=number % 2 == 1)
+    drive.finish(lag)
+    device = drive.device
+    assert device.both_kinds > 0 and device.said > 0 and device.right > device.right_by_device > 0
 
 
 @pytest.mark.parametrize("lag", [0, 2])

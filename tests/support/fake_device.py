@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.request import SamplingParams
-from penstock.row_table import MAX_STOP_IDS, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS
+from penstock.row_table import MAX_DRAFTS, MAX_STOP_IDS, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS
 from penstock.schedule.constraint import Constraint
 from penstock.schedule.deltas import ERROR, LENGTH, NO_STOP_ID, STOP
 from penstock.schedule.step import (
     BAD_LOGITS,
+    FROM_DEVICE,
     NO_TOKEN,
     SCRATCH_BLOCK,
     Int32,
@@ -146,6 +147,10 @@ class FakeDevice:
         self.said = 0  # forced tokens
         self.sat_out: dict[int, Int32] = {}  # by step: rows that its draw left out
         self.right = 0  # drafts that were what was drawn
+        self.proposes = False  # whether it makes drafts behind each draw
+        self.drafts = np.zeros((rows, MAX_DRAFTS), np.int64)  # that it made
+        self.right_by_device = 0  # of these, that were what was drawn
+        self.both_kinds = 0  # steps with drafts of the host's and of its own
         self.grouped = 0  # rows that were attended in a prefix group
 
     def forget(self) -> None:
@@ -195,6 +200,8 @@ class FakeDevice:
         asked = int(np.bitwise_or.reduce(self.wants[plan.rows], initial=0))
         assert plan.wants == asked, "the step's wants are not its rows'"
         self.positions = []
+        told = [] if plan.drafts is None else plan.drafts.told.tolist()
+        self.both_kinds += FROM_DEVICE in told and max(told) >= 0
         tokens = [token for i in range(plan.rows.size) for token in self._decode(plan, i, int(plan.rows[i]) in out)]
         result = StepTokens(np.array(tokens, np.int32), self._score(plan, tokens), self._score_prompts(plan))
         self.results.append((plan, result))
@@ -249,7 +256,7 @@ class FakeDevice:
                 self._see_window(chunks.blocks[c], at)
         for i, row in enumerate(plan.rows):
             if not self.done[row]:
-                for at, token in enumerate([int(self.last[row]), *drafts_of(plan, i)], int(self.length[row])):
+                for at, token in enumerate([int(self.last[row]), *self._drafts_of(plan, i)], int(self.length[row])):
                     assert self.table[row, at // 16] != SCRATCH_BLOCK, "a draft beyond the row's blocks"
                     self._put(self.table[row], at, token)
 
@@ -270,7 +277,7 @@ class FakeDevice:
 
     def _decode(self, plan: StepPlan, i: int, sits_out: bool) -> list[int]:
         """What each query of the plan's i-th row brings: draws as long as the drafts are what was drawn."""
-        row, drafts, told = int(plan.rows[i]), drafts_of(plan, i), list[int]()
+        row, drafts, told = int(plan.rows[i]), self._drafts_of(plan, i), list[int]()
         self.drafting[row] |= bool(drafts)
         exact = self.done[row] or self.length[row] == plan.lengths[i]
         assert exact or (self.drafting[row] and self.length[row] < plan.lengths[i]), "planned isn't its length"
@@ -280,7 +287,24 @@ class FakeDevice:
             forced = self.forced.get(len(self.positions) - 1)
             told.append(self._draw(row, forced) if right and not sits_out else NO_TOKEN)
             self.right += right and draft is not None
+            self.right_by_device += right and draft is not None and offered_to(plan, i)[0] == FROM_DEVICE
+        if self.proposes and not self.done[row]:
+            self._propose(row)
         return told
+
+    def _drafts_of(self, plan: StepPlan, i: int) -> list[int]:
+        """What the plan's i-th row feeds behind its last token."""
+        mine = self.drafts[plan.rows[i]].tolist()
+        return [mine[at] if token == FROM_DEVICE else token for at, token in enumerate(offered_to(plan, i))]
+
+    def _propose(self, row: int) -> None:
+        """Guesses what the row draws next: the truth, where nothing bars it, every fourth spoilt."""
+        length, token = int(self.length[row]), int(self.last[row])
+        slots = self.slots[self.table[row, : length // 16 + 1]].reshape(-1)[:length].tolist()
+        for at in range(MAX_DRAFTS):
+            slots.append(stored(slots[-1] if slots else _START, token))
+            token = next_token(slots, int(self.seed[row]), int(self.sample[row]), self.vocab, frozenset(), 0)
+            self.drafts[row, at] = token if (length + at) % 4 else 1
 
     def _draw(self, row: int, forced: int | None) -> int:
         if self.done[row]:
@@ -324,10 +348,10 @@ class FakeDevice:
         return _scores(where, positions, chunks.next_token[where].tolist())
 
 
-def drafts_of(plan: StepPlan, i: int) -> list[int]:
-    """What the plan's i-th row is offered."""
+def offered_to(plan: StepPlan, i: int) -> list[int]:
+    """What the plan's i-th row is offered, FROM_DEVICE where the device made it."""
     drafts = plan.drafts
-    return [] if drafts is None else drafts.tokens[drafts.start[i] : drafts.start[i + 1]].tolist()
+    return [] if drafts is None else drafts.told[drafts.start[i] : drafts.start[i + 1]].tolist()
 
 
 def _scores(where: list[int], positions: list[int], tokens: list[int]) -> TokenLogprobs:

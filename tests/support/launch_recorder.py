@@ -115,7 +115,7 @@ def open_recorded(config: Config, folder: Path) -> TorchRunner:
     step = runner._state
     with torch.inference_mode():
         for tokens in CHUNK_GRAPHS:
-            step._launch_of_few(1, tokens, False)()
+            step.launches.forward_few(1, tokens, False)()
     return runner
 
 
@@ -127,9 +127,9 @@ def launch_sizes(runner: TorchRunner, sizes: list[int]) -> None:
     hidden = torch.zeros(max(sizes), step.model.config.hidden_size, dtype=step.model.dtype)
     for size in sizes:
         for grouped in (False, True) if runner.grouping and size > 1 else (False,):
-            step.launch_forward(size, grouped)
+            step.launches.forward_rows(size, grouped)
         for wants in (PLAIN, EVERY):
-            step.launch_draw(size, hidden[:size], wants)
+            step.launches.draw(size, hidden[:size], wants)
 
 
 @torch.inference_mode()

@@ -46,10 +46,11 @@ class Asked:
 
 
 class Guesser:
-    """A drafter that knows the truth and offers it, spoilt now and then: some of what it offers is right."""
+    """A drafter that knows the truth and offers it, spoilt now and then: some of what it offers is right. counts_alone:
+    it offers how many, the device makes them."""
 
-    def __init__(self, drive: Drive, seed: int) -> None:
-        self.drive, self.random = drive, random.Random(seed)
+    def __init__(self, drive: Drive, seed: int, counts_alone: bool) -> None:
+        self.drive, self.random, self.counts_alone = drive, random.Random(seed), counts_alone
 
     def offer(self, rows: np.ndarray, lengths: np.ndarray, most: np.ndarray) -> Drafts:
         counts, tokens = [], []
@@ -58,7 +59,8 @@ class Guesser:
             some = [self._spoilt(token) for token in [*truth, 1, 2, 3, 4][: self.random.randrange(longest + 1)]]
             counts.append(len(some))
             tokens += some
-        return Drafts(np.cumsum([0, *counts], dtype=np.int32), np.array(tokens, np.int32))
+        start = np.cumsum([0, *counts], dtype=np.int32)
+        return Drafts(start, None if self.counts_alone else np.array(tokens, np.int32))
 
     def _truth(self, row: int) -> list[int]:
         columns = self.drive.scheduler.rows
@@ -89,7 +91,8 @@ class ByTurns(Executor):
 
 
 class Drive:
-    """A scheduler, its device, and the truth. drafts: seed of what rows are offered; None: nothing."""
+    """A scheduler, its device, and the truth. drafts: seed of what rows are offered, of every other odd one by the
+    device; None: nothing."""
 
     def __init__(
         self, limits: SchedulerConfig, bad_in: int = 0, misled: bool = False, drafts: int | None = None
@@ -97,12 +100,15 @@ class Drive:
         self.limits, self.bad_in = limits, bad_in
         self.threads = ByTurns()
         makers = MasksHere(limits.vocab_size, self.threads)
-        self.scheduler = Scheduler(limits, None if drafts is None else Guesser(self, drafts), makers=makers)
+        by_device = drafts is not None and drafts % 4 == 3
+        guesser = None if drafts is None else Guesser(self, drafts, by_device)
+        self.scheduler = Scheduler(limits, guesser, makers=makers)
         width = -(-limits.max_model_len // 16)
         self.device = FakeDevice(
             limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in, limits.window,
             limits.window_tables,
         )  # fmt: skip
+        self.device.proposes = by_device
         self.asked: dict[int, Asked] = {}
         self.requeued = self.stalled = self.taken = 0
         self.scored = self.kept_back = 0  # tokens with scores; those that did not go up when they were read

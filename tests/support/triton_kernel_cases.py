@@ -22,6 +22,7 @@ from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference import logprobs as plain_logprobs
 from penstock.kernels.reference import noise as plain_noise
 from penstock.kernels.reference import penalties as plain_penalties
+from penstock.kernels.reference import row_state as reference_rows
 from penstock.kernels.reference import sample as plain_sample
 from penstock.kernels.row_state import RowState, pack_joins
 from penstock.kernels.triton import (
@@ -291,6 +292,24 @@ def check_prepare_and_advance(device: str, rows: int) -> None:
         assert getattr(cols, name).cpu().tolist() == column.tolist(), name
     written = {int(x) for x in out[2]}
     assert int((slot_token != -7).sum()) == len(written)
+
+
+def check_take_drafts(device: str, rows: int) -> None:
+    """Queries of one to five a row, some of whose drafts the device made: in both columns what a loop gives."""
+    state, rng = RowState(rows, 96, (3,), 50, torch.device(device)), torch.Generator().manual_seed(rows)
+    state.drafts.copy_(torch.randint(50, state.drafts.shape, generator=rng, dtype=torch.int32))
+    counts = torch.randint(1, 6, (rows,), generator=rng)
+    ids = torch.randperm(rows, generator=rng).repeat_interleave(counts).int()
+    offset = torch.cat([torch.arange(count) for count in counts.tolist()]).int()
+    draft = torch.randint(-1, 2, ids.shape, generator=rng).int()  # a host's are 0 and 1
+    takes = [ahead > 0 and told < 0 for ahead, told in zip(offset.tolist(), draft.tolist(), strict=True)]
+    made = state.drafts.cpu()
+    want = [int(made[row, ahead - 1]) if take else told
+            for row, ahead, told, take in zip(ids, offset, draft.tolist(), takes, strict=True)]  # fmt: skip
+    for column in (step_rows, reference_rows):
+        queries = Queries(offset.to(device), draft.to(device).clone())
+        column.take_drafts(ids.to(device), queries, state)
+        assert queries.draft.tolist() == want and any(takes) and not all(takes)
 
 
 def check_join_and_grow(device: str) -> None:

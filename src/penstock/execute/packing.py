@@ -1,10 +1,12 @@
 """Packing: a plan's arrays as the device takes them, padded, and those of every step into the staging buffer.
 
 It knows plans and places; it launches nothing but views. What of a plan is padded to which size is decided by
-`device_step`.
+`device_step`, the order of it all is `staged_plan`'s.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +21,16 @@ from penstock.schedule.step import Chunks, Int32, Int64, Joins, StepPlan
 _NONE: Int32 = np.zeros(0, np.int32)
 
 
+@dataclass(slots=True)
+class StagedChunks:
+    """Chunks' tokens, padded with the dump's, and what attention is told of them."""
+
+    ids: Tensor  # [tokens] int32
+    positions: Tensor  # [tokens] int64
+    slots: Tensor  # [tokens] int64
+    inputs: PrefillInputs
+
+
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
     """The step's queries: rows, padded to `size` with the dead row, the tokens that each skips as its group's prefix,
     and the drafts, where there are any."""
@@ -26,7 +38,7 @@ def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> Non
     if (drafts := plan.drafts) is not None:
         offset = drafts.offset
         draft = np.zeros(offset.size, np.int32)
-        draft[offset > 0] = drafts.tokens
+        draft[offset > 0] = drafts.told
         skip = np.repeat(skip, drafts.counts[: skip.size] + 1)
     staging.write("rows", plan.query_rows, dead_row, size)
     staging.write("skip", skip, 0, size)
@@ -63,26 +75,20 @@ def new_block_lines(new_blocks: Int32) -> Int32:
     return lines
 
 
-def pack_chunks(
-    staging: Staging, chunks: Chunks, tokens: int, capacity: int, dump_slot: int
-) -> tuple[Tensor, Tensor, Tensor, PrefillInputs]:
-    """Returns ids, positions and slots of the chunks' tokens, padded with the dump's, and what attention is told.
-
-    tokens, capacity: how many tokens and chunks the step takes, padding included.
-    """
-    count, padded = chunks.context.size, capacity
-    positions, slots = np.zeros(tokens, np.int64), np.full(tokens, dump_slot, np.int64)
+def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, capacity: int, dump_block: int) -> StagedChunks:
+    """Returns the chunks, staged. tokens, capacity: how many tokens and chunks the step takes, padding included."""
+    count, size = chunks.context.size, chunks.tokens.size
+    positions, slots = np.zeros(tokens, np.int64), np.full(tokens, dump_block * BLOCK_SIZE, np.int64)
     ids = np.zeros(tokens, np.int32)
-    size = chunks.tokens.size
     positions[:size] = chunk_positions(chunks)
     slots[:size] = chunk_slots(chunks, positions[:size])
     ids[:size] = chunks.tokens
-    start = np.full(padded + 1, size, np.int32)
+    start = np.full(capacity + 1, size, np.int32)
     start[: count + 1] = chunks.start
-    context = np.zeros(padded, np.int32)
+    context = np.zeros(capacity, np.int32)
     context[:count] = chunks.context
     inputs = PrefillInputs(staging.add(start), staging.add(context), staging.add(_widened(chunks.blocks)))
-    return staging.add(ids), staging.add(positions), staging.add(slots), inputs
+    return StagedChunks(staging.add(ids), staging.add(positions), staging.add(slots), inputs)
 
 
 def chunk_positions(chunks: Chunks) -> Int64:

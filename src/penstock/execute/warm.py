@@ -70,19 +70,19 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
         with torch.inference_mode(), torch.cuda.stream(stream):
             for size in sizes:
                 for wants in (PLAIN, EVERY):
-                    step.launch_draw(size, hidden[:size], wants)
+                    step.launches.draw(size, hidden[:size], wants)
             _score_prompts(step, scored)
 
-    step.launch_forward(sizes[0], False)  # Triton's driver is set up by one thread alone
+    step.launches.forward_rows(sizes[0], False)  # Triton's driver is set up by one thread alone
     with ThreadPoolExecutor(1, "penstock-warm") as beside:
         drawing = beside.submit(draws)
         if step.model.ranks > 1:  # all ranks add up in one order
             drawing.result()
         for size in sizes:
             for grouped in (False, True) if grouping and size > 1 else (False,):
-                step.launch_forward(size, grouped)
+                step.launches.forward_rows(size, grouped)
         if grouping and sizes[-1] > _MOST_LOW:
-            step.launch_forward(_MOST_LOW, True)
+            step.launches.forward_rows(_MOST_LOW, True)
         drawing.result()
 
 

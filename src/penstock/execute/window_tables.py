@@ -10,9 +10,7 @@ rows; no windows: kernels never read what lies before one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +25,18 @@ from penstock.schedule.step import Chunks, Int32, StepPlan
 
 _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
 ALIGNED = 4  # kernels are compiled for addresses that are multiples of 16 bytes
+
+
+@dataclass(slots=True)
+class StagedPages:
+    """What a plan says of pages, on the device. None: nothing of the kind."""
+
+    fresh: Tensor | None = None  # [p, 1 + tables] int64: blocks and their pages
+    # [m] int64: fresh blocks and pages, all of which are cleared but those that chunks of this step fill (1.2 ms of a
+    # step of 16,384 prompt tokens)
+    cleared: Tensor | None = None
+    joined: Tensor | None = None  # [k] int64: rows
+    grown: Tensor | None = None  # [m, 3] int64: row, index in its table, block
 
 
 class WindowTables:
@@ -44,23 +54,31 @@ class WindowTables:
         shape = (tables, -(-count // ALIGNED) * ALIGNED, width)
         self.of_rows = torch.full(shape, SCRATCH_BLOCK, dtype=torch.int32, device=device)[:, :count]
 
-    def changes(self, plan: StepPlan, staging: Staging, clear: Callable[[Tensor], None]) -> list[Callable[[], object]]:
-        """Stages blocks' pages -> the launches that take them in and clear them, before all others of the step. Blocks
-        that chunks of this step fill need no clearing (1.2 ms of a step of 16,384 prompt tokens)."""
-        if plan.window_pages is None or not plan.window_pages.size:
-            return []
-        fresh = plan.window_pages.astype(np.int64)
-        some = fresh if plan.chunks is None else fresh[~np.isin(fresh[:, 0], _filled(plan.chunks))]
-        return [partial(self._take, staging.add(fresh)), partial(clear, staging.add(some.reshape(-1)))]
-
-    def joined(self, plan: StepPlan, staging: Staging) -> list[Callable[[], object]]:
-        """Stages rows that join and grow -> the launches that follow them, behind those of the block tables."""
-        changes = list[Callable[[], object]]()
+    def stage(self, plan: StepPlan, staging: Staging) -> StagedPages:
+        """Stages what the plan says of pages, and of rows whose tables it changes."""
+        staged = StagedPages()
+        if plan.window_pages is not None and plan.window_pages.size:
+            fresh = plan.window_pages.astype(np.int64)
+            some = fresh if plan.chunks is None else fresh[~np.isin(fresh[:, 0], _filled(plan.chunks))]
+            staged.fresh, staged.cleared = staging.add(fresh), staging.add(some.reshape(-1))
         if plan.joins is not None and plan.joins.rows.size:
-            changes.append(partial(self._join, staging.add(plan.joins.rows.astype(np.int64))))
+            staged.joined = staging.add(plan.joins.rows.astype(np.int64))
         if plan.new_blocks.size:
-            changes.append(partial(self._grow, staging.add(plan.new_blocks.astype(np.int64))))
-        return changes
+            staged.grown = staging.add(plan.new_blocks.astype(np.int64))
+        return staged
+
+    def take(self, staged: StagedPages) -> None:
+        """Takes in the pages of blocks, before any other change of the step."""
+        if (fresh := staged.fresh) is not None:
+            self.page[:, fresh[:, 0]] = fresh[:, 1:].T.to(torch.int32)
+
+    def follow(self, staged: StagedPages) -> None:
+        """Follows rows that have joined and grown in the block tables."""
+        if (rows := staged.joined) is not None:
+            tables = self._rows.block_table.index_select(0, rows)
+            self.of_rows[:, rows] = self.page.index_select(1, tables.flatten()).view(-1, *tables.shape)
+        if (lines := staged.grown) is not None:
+            self.of_rows[:, lines[:, 0], lines[:, 1]] = self.page[:, lines[:, 2]]
 
     def by_layer(self, step: StepInputs, slots: Tensor) -> list[StepInputs]:
         """Returns the step as each layer sees it. slots [tokens or more]: the step's, in a column of them that goes on
@@ -81,16 +99,6 @@ class WindowTables:
                 view.prefill = replace(step.prefill, block_table=chunks[table])
             views.append(view)
         return [views[table] for table in self._table_of_layer]
-
-    def _take(self, lines: Tensor) -> None:
-        self.page[:, lines[:, 0]] = lines[:, 1:].T.to(torch.int32)
-
-    def _join(self, rows: Tensor) -> None:
-        tables = self._rows.block_table.index_select(0, rows)
-        self.of_rows[:, rows] = self.page.index_select(1, tables.flatten()).view(-1, *tables.shape)
-
-    def _grow(self, lines: Tensor) -> None:
-        self.of_rows[:, lines[:, 0], lines[:, 1]] = self.page[:, lines[:, 2]]
 
 
 def _filled(chunks: Chunks) -> Int32:

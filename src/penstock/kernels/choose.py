@@ -173,7 +173,8 @@ def _pick(op: str, device: torch.device, dtype: torch.dtype, kernels: str) -> Ca
 
 # Where the operations of RowOps lie in a column; one that has them all.
 _ROW_OPS = {
-    "join": "row_state", "grow": "row_state", "prepare": "row_state", "advance": "row_state",
+    "join": "row_state", "grow": "row_state", "take_drafts": "row_state", "prepare": "row_state",
+    "advance": "row_state",
     "adjust": "penalties", "sample_rows": "sample", "logprobs_rows": "logprobs",
 }  # fmt: skip
 

@@ -139,6 +139,8 @@ class RowOps:
 
     join: Callable[..., None]  # packed [k, words] (row_state.pack_joins), rows
     grow: Callable[..., None]  # new blocks [m, 3], rows
+    # row_ids, queries, rows: a query whose draft is FROM_DEVICE gets its row's own, rows.drafts
+    take_drafts: Callable[..., None]
     prepare: Callable[..., None]  # row_ids, queries, rows, slot_token, dump block, -> token_ids, positions, slots
     advance: Callable[..., Tensor]  # row_ids, queries, drawn, rows, told -> told
     sample_scratch: Callable[..., Any]  # rows, vocabulary, device -> scratch of the three below

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.row_table import FIELDS, FIRST_WORD, JOIN_WORDS
+from penstock.row_table import FIELDS, FIRST_WORD, JOIN_WORDS, MAX_DRAFTS
 
 SCRATCH_BLOCK = 0  # schedule.step's
+FROM_DEVICE = -1  # schedule.step's
 _TORCH = {"i4": torch.int32, "f4": torch.float32, "i8": torch.int64}
 
 
@@ -32,6 +33,7 @@ class RowState:
     """
 
     block_table: Tensor  # [rows, blocks] int32
+    drafts: Tensor  # [rows, MAX_DRAFTS] int32: tokens that the device guesses to come at positions length + 1 and on
     end_ids: Tensor  # [ends] int64
     is_end: Tensor  # [vocabulary] bool
 
@@ -54,6 +56,7 @@ class RowState:
         self.word_base, self.word_stride = base.to(device), stride.to(device)
         blocks = -(-max_model_len // BLOCK_SIZE)
         self.block_table = torch.full((rows, blocks), SCRATCH_BLOCK, dtype=torch.int32, device=device)
+        self.drafts = torch.zeros(rows, MAX_DRAFTS, dtype=torch.int32, device=device)
         self.end_ids = torch.tensor(sorted(set(end_ids)), dtype=torch.int64, device=device)
         self.is_end = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self.is_end[self.end_ids] = True

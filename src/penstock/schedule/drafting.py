@@ -44,9 +44,9 @@ class Drafting:
         forced = min(room, max(MAX_DRAFTS, free // _COMPANY)) if free else room
         drafts = self.mask_slots.forced(rows, _within(np.where(guided, most, 0), forced))
         if self.drafter is not None:
-            most = _within(np.where(guided, 0, most), room - drafts.tokens.size)
+            most = _within(np.where(guided, 0, most), room - int(drafts.start[-1]))
             drafts = _joined(drafts, self.drafter.offer(rows, lengths, most))
-        if not drafts.tokens.size:
+        if not drafts.start[-1]:
             return None
         columns.planned_length[rows] += drafts.counts
         columns.drafted[rows] += drafts.counts
@@ -68,7 +68,7 @@ def _within(most: Int32, room: int) -> Int32:
 
 def _joined(one: Drafts, other: Drafts) -> Drafts:
     """Returns both, of which no row has any of the two."""
-    if not one.tokens.size or not other.tokens.size:
-        return one if one.tokens.size else other
-    tokens = np.insert(one.tokens, np.repeat(one.start[:-1], other.counts), other.tokens)
+    if not one.start[-1] or not other.start[-1]:
+        return one if one.start[-1] else other
+    tokens = np.insert(one.told, np.repeat(one.start[:-1], other.counts), other.told)
     return Drafts(one.start + other.start, tokens)

@@ -219,7 +219,7 @@ class Scheduler:
         # Whole columns: writing to a step's rows one by one costs ten times as much.
         columns.last_flight[order.active] = number
         drafts = self.drafting.offer(rows, lengths)
-        self.counts["drafted_tokens"] += 0 if drafts is None else drafts.tokens.size
+        self.counts["drafted_tokens"] += 0 if drafts is None else int(drafts.start[-1])
         draws_late = self.mask_slots.guided(rows).size > 0
         self._advance(order.active & ~columns.constrained if draws_late else order.active)
         self._planned += 1

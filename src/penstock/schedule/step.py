@@ -22,7 +22,8 @@ whose mask is not there by then sits the draw out: it stays what it was, and its
 
 A row may be offered drafts: tokens that are guessed to come next. The step feeds them behind the row's last token, a
 query each, and draws after every one. A draw depends on what is before it and on counters alone, so a draft is right if
-it equals the draw before it, and the row's tokens are those that it makes without drafts, in fewer steps.
+it equals the draw before it, and the row's tokens are those that it makes without drafts, in fewer steps. The host may
+know a row's drafts, or their number alone: those the device made itself, behind the draw of the row's step before.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ SCRATCH_BLOCK = 0  # where finished, padded and dead rows read and write; never 
 # What StepTokens.tokens holds where there is no token
 NO_TOKEN = -1  # the row was done before this step (it ran too far), or is padding
 BAD_LOGITS = -2  # the row's logits were not finite: the sample ends with an error
+FROM_DEVICE = -1  # in Drafts.tokens: a token that the device made
 
 
 # What a joining row carries: its number, and the row table's fields.
@@ -117,7 +119,17 @@ class Drafts:
     """Tokens that rows are offered; a CSR over the step's rows, at most MAX_DRAFTS each."""
 
     start: Int32  # [S + 1]
-    tokens: Int32  # [start[S]]
+    tokens: Int32 | None  # [start[S]], FROM_DEVICE where the device made the token; None: it made them all
+
+    @property
+    def told(self) -> Int32:
+        """Returns the tokens [start[S]], FROM_DEVICE where the device made them."""
+        return np.full(self.start[-1], FROM_DEVICE, np.int32) if self.tokens is None else self.tokens
+
+    @property
+    def from_device(self) -> bool:
+        """Whether the device made any of them."""
+        return bool((self.told == FROM_DEVICE).any())
 
     @property
     def counts(self) -> Int32:
@@ -210,7 +222,8 @@ class Drafter(Protocol):
 
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
         """Returns drafts for rows [S], at most most[i] for each: guesses of the tokens at positions lengths[i] + 1 and
-        on. lengths: as planned; where drafts are in flight the row may be shorter."""
+        on, or how many the device has made (tokens None). lengths: as planned; where drafts are in flight the row may
+        be shorter."""
 
 
 class Flight(Protocol):

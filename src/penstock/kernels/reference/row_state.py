@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import Queries
 from penstock.kernels.reference.tile_draw import BAD_LOGITS
-from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
+from penstock.kernels.row_state import FROM_DEVICE, SCRATCH_BLOCK, RowState
 from penstock.row_table import JOIN_WORDS
 
 NO_TOKEN = -1  # schedule.step's: the row was done before the step, or is padding
@@ -33,6 +33,15 @@ def grow(new_blocks: Tensor, rows: RowState) -> None:
     """new_blocks [m, 3] int32: row (-1: nothing), index in its table, block."""
     row, index, block = new_blocks[new_blocks[:, 0] >= 0].unbind(1)
     rows.block_table[row.to(torch.int64), index.to(torch.int64)] = block
+
+
+def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
+    """Takes drafts that the device made: where a query's draft is FROM_DEVICE it becomes its row's, of rows.drafts.
+
+    row_ids [S] int32 of queries; queries.draft is written to.
+    """
+    at = ((queries.offset > 0) & (queries.draft == FROM_DEVICE)).nonzero()[:, 0]
+    queries.draft[at] = rows.drafts[row_ids[at].to(torch.int64), queries.offset[at].to(torch.int64) - 1]
 
 
 def prepare(

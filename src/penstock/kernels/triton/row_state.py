@@ -13,13 +13,39 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import Queries
 from penstock.kernels.reference.tile_draw import BAD_LOGITS
-from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
+from penstock.kernels.row_state import FROM_DEVICE, SCRATCH_BLOCK, RowState
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.row_table import JOIN_WORDS, MAX_DRAFTS
 
 _BLOCK = 256
 NO_TOKEN = -1  # schedule.step's: the row was done before the step, or is padding
+
+
+@triton.jit(do_not_specialize=["count"])
+def _take_drafts(
+    row_ids, offset, draft, drafts, count, DEVICE: tl.constexpr, DRAFTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = i < count
+    ahead = tl.load(offset + i, mask=there, other=0)
+    takes = (ahead > 0) & (tl.load(draft + i, mask=there, other=0) == DEVICE)
+    row = tl.load(row_ids + i, mask=takes, other=0).to(tl.int64)
+    token = tl.load(drafts + row * DRAFTS + ahead - 1, mask=takes, other=0)
+    tl.store(draft + i, token, mask=takes)
+
+
+def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
+    """Takes drafts that the device made: where a query's draft is FROM_DEVICE it becomes its row's, of rows.drafts.
+
+    row_ids [S] int32 of queries; queries.draft is written to.
+    """
+    count = row_ids.shape[0]
+    if count:
+        _take_drafts[(cdiv(count, _BLOCK),)](
+            row_ids, queries.offset, queries.draft, rows.drafts, count, DEVICE=FROM_DEVICE, DRAFTS=MAX_DRAFTS,
+            BLOCK=_BLOCK, num_warps=4,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count", "dump_block", "table_width"])  # by memory and lengths, which differ by machine

@@ -1,0 +1,127 @@
+"""StagedPlan: what a step's plan brings, as tensors on the device. PlanStager packs it all, and sends it by one copy.
+
+What the device holds already is not in it: group blocks of the step before, and the queries' fixed arrays, which lie
+in `Staging`. It launches nothing but the copy: what becomes of these tensors, and in which order, stands in
+`device_step`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from penstock.execute import packing
+from penstock.execute.kv_cache import KvCache
+from penstock.execute.packing import StagedChunks
+from penstock.execute.padding import BesideSizes, StepSizes
+from penstock.execute.sampling_mirror import SamplingMirror
+from penstock.execute.staging import Staging
+from penstock.execute.window_tables import StagedPages, WindowTables
+from penstock.schedule.step import Int32, Joins, StepPlan
+
+
+@dataclass(slots=True)
+class StagedBiases:
+    """Entries of the pool of biases that are new."""
+
+    first: int  # the place of the first one
+    ids: Tensor  # [m] int32
+    values: Tensor  # [m] float32
+    start: Tensor | None  # [rows] int32: where every row's biases lie; None: where they lay
+
+
+@dataclass(slots=True)
+class StagedJoins:
+    """Rows that come to life."""
+
+    lines: Tensor  # [k, words] int32, as packing.join_lines makes them
+    biases: StagedBiases | None
+
+
+@dataclass(slots=True)
+class StagedPlan:
+    """A plan and its tensors, in the order in which a step takes them in. None: the plan brings nothing of the kind."""
+
+    plan: StepPlan
+    sizes: BesideSizes  # what the step's queries, and its tokens in all, run as
+    queries: int  # how many queries the plan's rows have
+    groups: int  # places for prefix groups; 0: every row stands alone
+    pages: StagedPages | None = None
+    cleared: Tensor | None = None  # [m] int64: blocks
+    takes_drafts: bool = False  # whether some queries' drafts are those that the device made
+    copies: tuple[Tensor, Tensor] | None = None  # from, to: [c] int32 each
+    joins: StagedJoins | None = None
+    new_blocks: Tensor | None = None  # [m, 3] int32: row, index in its table, block; padded with row -1
+    masks: tuple[Tensor, Tensor] | None = None  # slots [m] int64, words [m, ceil(vocabulary / 32)] int32
+    group_blocks: Tensor | None = None  # [groups, width] int32
+    chunks: StagedChunks | None = None
+
+
+class PlanStager:
+    """Packs plans into `staging` at `sizes`. asked: takes the joining rows in, to know where their biases lie.
+
+    keeps_groups: whether group blocks that were sent once stay where the next steps read them.
+    """
+
+    def __init__(
+        self, staging: Staging, sizes: StepSizes, asked: SamplingMirror, kv: KvCache, windows: WindowTables | None,
+        max_rows: int, keeps_groups: bool,
+    ) -> None:  # fmt: skip
+        self._staging, self._sizes, self._asked, self._kv, self._windows = staging, sizes, asked, kv, windows
+        self._dead_row, self._keeps_groups = max_rows, keeps_groups
+        self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
+
+    def stage(self, plan: StepPlan, sizes: BesideSizes) -> StagedPlan:
+        """Sends a plan to the device -> its tensors, which hold what they should until the next plan is staged.
+
+        sizes: what its queries, and its tokens in all, run as. Prefix groups that have no place leave the plan.
+        """
+        staging, add, size = self._staging, self._staging.add, sizes.rows
+        places = self._sizes.groups(size, plan.group_length.size)
+        packing.without_groups_past(plan, places)
+        staging.begin()
+        packing.pack_rows(staging, plan, size, self._dead_row)
+        packing.pack_groups(staging, plan, places)
+        staged = StagedPlan(plan, sizes, plan.query_rows.size, places if plan.group_length.size else 0)
+        if self._windows is not None:
+            staged.pages = self._windows.stage(plan, staging)
+        if plan.clears:
+            staged.cleared = add(self._kv.handed_out(plan))
+        if plan.copies.size:
+            staged.copies = add(plan.copies[:, 0]), add(plan.copies[:, 1])
+        if plan.joins is not None and plan.joins.rows.size:
+            staged.joins = self._joins(plan.joins)
+        if plan.new_blocks.size:
+            staged.new_blocks = add(packing.new_block_lines(plan.new_blocks))
+        if plan.masks is not None:
+            staged.masks = add(plan.masks.slots.astype(np.int64)), add(plan.masks.words)
+        if plan.group_length.size and not self._there(plan.group_blocks):
+            staged.group_blocks = add(plan.group_blocks)
+        if plan.chunks is not None and plan.chunks.tokens.size:
+            capacity = self._sizes.chunks(plan.chunks.context.size)
+            staged.chunks = packing.pack_chunks(
+                staging, plan.chunks, sizes.tokens - size, capacity, self._kv.dump_block
+            )
+        staging.send()
+        if plan.drafts is not None and plan.drafts.from_device:
+            staged.takes_drafts = True
+            staging.forget()  # they are written over what was sent
+        return staged
+
+    def _joins(self, joins: Joins) -> StagedJoins:
+        add, asked, biases = self._staging.add, self._asked, None
+        new = asked.join(joins)
+        if new.stop > new.start:
+            ids, values = add(asked.bias_ids[new]), add(asked.bias_values[new])
+            start = add(asked.bias_first.astype(np.int32)) if asked.moved else None
+            biases = StagedBiases(new.start, ids, values, start)
+        return StagedJoins(add(packing.join_lines(joins, asked.bias_first[joins.rows])), biases)
+
+    def _there(self, group_blocks: Int32) -> bool:
+        """Whether the device holds these group blocks; what it doesn't is taken to be sent with this plan."""
+        if self._keeps_groups and np.array_equal(group_blocks, self._sent_groups):
+            return True
+        self._sent_groups = group_blocks
+        return False

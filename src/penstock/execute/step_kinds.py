@@ -1,0 +1,191 @@
+"""The kinds of a step, each with its `launch`: what goes out once the plan's changes have.
+
+    Decode    rows alone: one graph, or the forward's graph and the draw's; without them launch by launch
+    Beside    chunks of prompts, and rows if any: a graph where the step is of few kinds, else launch by launch
+    Late      a step that draws late: the forward of one of these at its launch, masks and draw once they are known
+
+StepDraw is the draw that all of them end with. A kind knows staged plans, launches and graphs; no sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.execute.device_sampler import EVERY, MOST, PLAIN
+from penstock.execute.executor import Outcome
+from penstock.execute.prompt_scorer import Logprobs, PromptScorer
+from penstock.execute.proposer import Proposer
+from penstock.execute.rank_sampler import NOBODY, Asking
+from penstock.execute.sampling_mirror import SamplingMirror
+from penstock.execute.staged_plan import StagedPlan
+from penstock.execute.staging import MappedMasks, Staging, to_device
+from penstock.execute.step_launches import StepLaunches
+from penstock.kernels.inputs import VocabularyPart
+from penstock.row_table import WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
+from penstock.schedule.step import LateMasks, StepPlan
+
+NO_TOKENS = torch.empty(0, dtype=torch.int32)
+
+
+class StepDraw:
+    """Tokens of a step's queries, by a graph or launch by launch, and the logprobs that its prompts are asked for.
+
+    compiled: whether kernels are compiled for few forms of what rows ask; part: as the model's `vocabulary`.
+    """
+
+    def __init__(
+        self, launches: StepLaunches, asked: SamplingMirror, scorer: PromptScorer, part: VocabularyPart | None,
+        compiled: bool,
+    ) -> None:  # fmt: skip
+        self._launches, self._asked, self._scorer, self._part = launches, asked, scorer, part
+        self._compiled = compiled
+        self.proposer: Proposer | None = None  # makes drafts behind each draw; whoever has one puts it here
+
+    def launch(self, staged: StagedPlan, hidden: Tensor, forces: bool = False) -> Outcome:
+        """hidden [tokens, d]: what the step's forward left. forces: some queries' tokens are known."""
+        plan, outcome, queries = staged.plan, Outcome(NO_TOKENS), staged.queries
+        if queries:
+            size = min(self._launches.size_of(queries), staged.sizes.rows)
+            outcome.logprobs = self._drawn(staged, size, hidden, forces)
+            outcome.tokens = self._launches.sampler.sampled_ids[:queries]
+            if self.proposer is not None:
+                self._launches.propose(self.proposer, size, hidden)
+        if plan.chunks is not None and plan.chunks.scored:
+            outcome.prompt_logprobs = self._scorer.score(hidden[staged.sizes.rows :], plan.chunks)
+        return outcome
+
+    def _drawn(self, staged: StagedPlan, size: int, hidden: Tensor, forces: bool) -> Logprobs | None:
+        """Draws a token for each query, padded to `size`, into `sampled_ids`, and takes it into the rows -> the
+        logprobs that are asked for."""
+        launches, sampler, plan = self._launches, self._launches.sampler, staged.plan
+        where, k = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        if plan.wants & WANTS_LOGPROBS:
+            rows = plan.query_rows
+            where = np.flatnonzero(self._asked.wants[rows] & WANTS_LOGPROBS)
+            k = self._asked.logprobs[rows[where]]
+        most = (MOST if self._compiled else int(k.max())) if k.any() else 0
+        every, asking = bool(plan.wants), self._asking(plan, where)
+        ids = top = sampler.nothing
+        graph, graphs = None, launches.graphs
+        fits = not most and asking is NOBODY and not (every and sampler.pool_moved)
+        if graphs is not None and hidden is graphs.hidden and fits:
+            graph = graphs.draw(size, every, forces, launches.draw_for_graph)
+        if graph is not None:
+            graph.replay()
+        else:
+            wants = (EVERY if every else PLAIN) | plan.wants & WANTS_LABELS if self._compiled else plan.wants
+            ids, top = launches.draw(size, hidden, wants, most, asking, forces, plan.drafts is not None)
+        if not where.size:
+            return None
+        chosen, rank, ids, top = (told[: staged.queries] for told in (sampler.chosen, sampler.rank, ids, top))
+        return Logprobs(where, k, chosen, rank, ids, top, where)
+
+    def _asking(self, plan: StepPlan, logprobs: np.ndarray) -> Asking:
+        """Which queries ask for filters, and which for logprobs, where ranks share the vocabulary."""
+        if self._part is None or not plan.wants & (WANTS_FILTER | WANTS_LOGPROBS):
+            return NOBODY
+        filters = np.flatnonzero(self._asked.wants[plan.query_rows] & WANTS_FILTER)
+        return Asking(filters=filters, logprobs=logprobs)
+
+
+class Decode:
+    """Rows alone."""
+
+    def __init__(self, launches: StepLaunches, draw: StepDraw) -> None:
+        self._launches, self._draw = launches, draw
+
+    def launch(self, staged: StagedPlan) -> Outcome:
+        """Launches forward and draw."""
+        if (whole := self._whole(staged)) is not None:
+            whole.replay()
+            return Outcome(self._launches.sampler.sampled_ids[: staged.queries])
+        return self._draw.launch(staged, self.forward(staged))
+
+    def forward(self, staged: StagedPlan) -> Tensor:
+        """Launches the forward -> hidden states [size or more, d]."""
+        launches, graphs, size = self._launches, self._launches.graphs, staged.sizes.rows
+        if graphs is not None:
+            graph = graphs.forward(size, staged.groups > 0, launches.forward_rows)
+            if graph is not None:
+                graph.replay()
+                return graphs.hidden
+        return launches.forward(size, staged.groups, drafts=staged.plan.drafts is not None)
+
+    def _whole(self, staged: StagedPlan) -> torch.cuda.CUDAGraph | None:
+        """Returns the graph of forward and plain draw in one, where the step has one."""
+        graphs = self._launches.graphs
+        if graphs is None or staged.groups or staged.plan.wants or self._draw.proposer is not None:
+            return None
+        return graphs.whole(staged.sizes.rows)
+
+
+class Beside:
+    """Chunks of prompts, beside rows or by themselves."""
+
+    def __init__(self, launches: StepLaunches, draw: StepDraw) -> None:
+        self._launches, self._draw = launches, draw
+
+    def launch(self, staged: StagedPlan) -> Outcome:
+        """Launches forward and draw."""
+        return self._draw.launch(staged, self.forward(staged))
+
+    def forward(self, staged: StagedPlan) -> Tensor:
+        """Launches the forward -> hidden states [size or more, d]: of rows; of chunks too where they are asked for."""
+        launches, graphs, sizes, plan = self._launches, self._launches.graphs, staged.sizes, staged.plan
+        assert staged.chunks is not None and plan.chunks is not None
+        chunks, few, scored = staged.chunks.inputs, launches.few_chunks, plan.chunks.scored
+        if graphs is not None and sizes.few and chunks.context.shape == few.context.shape and not scored:
+            grouped = staged.groups > 0
+            launch = launches.forward_few(sizes.rows, sizes.tokens, grouped)
+            graph = graphs.with_chunks(sizes.rows, sizes.tokens, grouped, launch)
+            if graph is not None:
+                count, width = chunks.block_table.shape
+                few.start.copy_(chunks.start)
+                few.context.copy_(chunks.context)
+                few.block_table[:count, :width].copy_(chunks.block_table)
+                graph.replay()
+                return graphs.hidden
+        drafts = plan.drafts is not None
+        return launches.forward(sizes.rows, staged.groups, chunks, sizes.tokens, drafts, scored)
+
+
+class Late:
+    """Steps that draw late: rows have constraints, whose masks hang on tokens in flight at the launch."""
+
+    def __init__(
+        self, decode: Decode, beside: Beside, draw: StepDraw, launches: StepLaunches, staging: Staging,
+        masks: MappedMasks, max_rows: int,
+    ) -> None:  # fmt: skip
+        self._decode, self._beside, self._draw, self._sampler = decode, beside, draw, launches.sampler
+        self._staging, self._masks, self._max_rows = staging, masks, max_rows
+        self._waits: tuple[StagedPlan, Tensor] | None = None  # the step whose draw is still to be launched
+
+    def launch(self, staged: StagedPlan) -> Outcome:
+        """Launches the forward -> nothing yet."""
+        kind = self._decode if staged.chunks is None else self._beside
+        self._waits = staged, kind.forward(staged)
+        return Outcome(NO_TOKENS)
+
+    def draw(self, late: LateMasks) -> Outcome:
+        """Launches the draw of the step that was launched last."""
+        assert self._waits is not None, "no forward waits for its draw"
+        (staged, hidden), self._waits = self._waits, None
+        self._take(staged.plan, late)
+        return self._draw.launch(staged, hidden, forces=late.forced.size > 0)
+
+    def _take(self, plan: StepPlan, late: LateMasks) -> None:
+        """Masks to their slots. For the draw the dead row stands in the place of one that sits it out."""
+        device = self._staging.device
+        if late.slots.size:
+            slots = to_device(late.slots.astype(np.int64), device)
+            self._sampler.masks.index_copy_(0, slots, self._masks.take(late.words, late.places))
+        if late.forced.size:
+            self._sampler.force(late.forced, late.tokens)
+        if late.sit_out.size:
+            sits = np.zeros(self._max_rows + 1, np.bool_)
+            sits[late.sit_out] = True
+            out = np.flatnonzero(sits.take(plan.query_rows))
+            self._staging.rows.index_fill_(0, to_device(out, device), self._max_rows)
+            self._staging.forget()

@@ -1,0 +1,161 @@
+"""StepLaunches: the launches of a step's forward and of its draw, as sizes alone decide them, so that graphs hold them.
+
+    forward    prepare: row numbers -> tokens, positions, slots; then the model
+    draw       head and draw in slices; advance
+
+What they read lies at one address for ever: the queries in `Staging`, a step's tokens in its columns, the rows'
+columns, and chunks of few kinds. It knows rows, KV, the model and its draw; no plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from penstock.execute.device_sampler import EVERY, PLAIN, DeviceSampler
+from penstock.execute.graphs import Graphs
+from penstock.execute.kv_cache import KvCache
+from penstock.execute.packing import StagedChunks
+from penstock.execute.padding import BESIDE_CHUNKS, BESIDE_TOKENS, StepSizes
+from penstock.execute.proposer import Proposer
+from penstock.execute.rank_sampler import NOBODY, Asking
+from penstock.execute.staging import Staging
+from penstock.execute.window_tables import ALIGNED, WindowTables
+from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Queries, StepInputs
+from penstock.kernels.ops import RowOps
+from penstock.kernels.row_state import RowState
+from penstock.models.decoder import Decoder
+
+
+@dataclass(slots=True)
+class StepTensors:
+    """A step's tokens, rows first: what `prepare` and the chunks write and the layers read."""
+
+    tokens: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64
+    slots: Tensor  # [tokens] int64
+
+    @classmethod
+    def of(cls, tokens: int, device: torch.device) -> StepTensors:
+        return cls(*(torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3)))
+
+    def take(self, first: int, chunks: StagedChunks) -> None:
+        """Puts the chunks' tokens in, from place `first` on."""
+        last = first + chunks.ids.shape[0]
+        self.tokens[first:last].copy_(chunks.ids)
+        self.positions[first:last].copy_(chunks.positions)
+        self.slots[first:last].copy_(chunks.slots)
+
+
+class StepLaunches:
+    """capacity: queries of a step, padding included; groups: prefix groups of one; max_tokens: of rows and chunks."""
+
+    def __init__(
+        self, model: Decoder, ops: RowOps, rows: RowState, kv: KvCache, staging: Staging, sampler: DeviceSampler,
+        sizes: StepSizes, windows: WindowTables | None, capacity: int, groups: int, max_tokens: int,
+    ) -> None:  # fmt: skip
+        self._model, self._ops, self._rows, self._kv, self._staging = model, ops, rows, kv, staging
+        self.sampler, self._sizes, self._windows = sampler, sizes, windows
+        device, width = rows.device, rows.block_table.shape[1]
+        self.columns = StepTensors.of(capacity + max_tokens + BESIDE_TOKENS[-1] + ALIGNED, device)
+        # For graphs, one address; in plain torch a step's lie where they were staged.
+        self._group_blocks = torch.zeros(groups if ops.compiled else 0, width, dtype=torch.int32, device=device)
+        self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
+        # Where graphs of rows and chunks find the chunks: as packing.pack_chunks gives them.
+        self.few_chunks = PrefillInputs(
+            start=torch.zeros(BESIDE_CHUNKS + 1, dtype=torch.int32, device=device),
+            context=torch.zeros(BESIDE_CHUNKS, dtype=torch.int32, device=device),
+            block_table=torch.zeros((BESIDE_CHUNKS, -(-width // 16) * 16), dtype=torch.int32, device=device),
+        )
+        self.graphs: Graphs | None = None
+
+    def size_of(self, rows: int) -> int:
+        """What the draws of so many rows run as, and forwards without chunks."""
+        size = None if self.graphs is None else self.graphs.size_for(rows)
+        return size or self._sizes.rows(rows)
+
+    def take_group_blocks(self, blocks: Tensor) -> None:
+        """blocks [groups, width] int32: of the steps' prefix groups from now on."""
+        if self._ops.compiled:
+            groups, width = blocks.shape
+            self._group_blocks[:groups, :width].copy_(blocks)
+        else:
+            self._group_blocks = blocks  # nothing is captured: they are read where they lie
+
+    def take_drafts(self, size: int) -> None:
+        """Takes the drafts that the device made for the step's queries."""
+        self._ops.take_drafts(self._staging.rows[:size], self.queries(size, drafts=True), self._rows)
+
+    def forward_rows(self, size: int, grouped: bool) -> Tensor:
+        """prepare and forward of `size` rows alone, with as many places for prefix groups as compiled steps have."""
+        return self.forward(size, self._sizes.groups(size, 0) if grouped else 0)
+
+    def forward_few(self, size: int, tokens: int, grouped: bool) -> Callable[[], Tensor]:
+        """Returns the launch of `size` rows and the chunks in `few_chunks`, `tokens` in all."""
+        return partial(self.forward, size, self._sizes.groups(size, 0) if grouped else 0, self.few_chunks, tokens)
+
+    def forward(
+        self, size: int, groups: int, chunks: PrefillInputs | None = None, tokens: int = 0, drafts: bool = False,
+        scored: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
+        hidden states of the rows, with `scored` (or where there are none) of the chunks too. groups: places for prefix
+        groups. tokens: with the chunks'. drafts: whether some rows have more than one query."""
+        columns = self.columns
+        tokens = size if chunks is None else tokens
+        if size:
+            self._ops.prepare(
+                self._staging.rows[:size], self.queries(size, drafts), self._rows, self._kv.slot_token,
+                self._kv.dump_block, columns.tokens, columns.positions, columns.slots,
+            )  # fmt: skip
+        decode = self._decode(size, groups) if size else None
+        inputs = StepInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)
+        if decode is not None and groups:
+            inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
+        if self._windows is not None:
+            inputs.by_layer = self._windows.by_layer(inputs, columns.slots[: -(-tokens // ALIGNED) * ALIGNED])
+        of_rows = chunks is not None and size > 0 and not scored
+        return self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows)
+
+    def draw(
+        self, size: int, hidden: Tensor, wants: int, most: int = 0, asking: Asking = NOBODY, forces: bool = False,
+        drafts: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Draws for the step's queries, and takes what was drawn into the rows: as `DeviceSampler.launch`."""
+        ids, queries, position = self._staging.rows[:size], self.queries(size, drafts), self.columns.positions[:size]
+        return self.sampler.launch(ids, queries, position, hidden, wants, most, asking, forces)
+
+    def propose(self, proposer: Proposer, size: int, hidden: Tensor) -> None:
+        """Makes drafts for the rows of the step that was drawn last."""
+        proposer.launch(self._rows, self._staging.rows[:size], self.sampler.sampled_ids[:size], hidden)
+
+    def draw_for_graph(self, size: int, hidden: Tensor, every: bool, forces: bool) -> None:
+        """The draw as graphs hold it. every: with all that rows may ask; forces: some queries' tokens are known."""
+        self.draw(size, hidden, EVERY if every else PLAIN, forces=forces)
+
+    def queries(self, size: int, drafts: bool) -> Queries | None:
+        """Returns what the step's queries are of their rows; None where each is its row's only one, as far as kernels
+        needn't be the same for both."""
+        if not self._ops.compiled and not drafts:
+            return None
+        return Queries(self._staging.offset[:size], self._staging.draft[:size])
+
+    def _decode(self, size: int, count: int) -> DecodeInputs:
+        """Rows of a step with `count` places for prefix groups."""
+        staging, rows, groups = self._staging, self._rows, None
+        if count:
+            start, length = staging.group_start[: count + 1], staging.group_length[:count]
+            groups = GroupInputs(start, self._group_blocks[:count], length)
+        return DecodeInputs(
+            rows=staging.rows[:size],
+            position=self.columns.positions[:size],
+            table=rows.block_table,
+            length=rows.length,
+            skip=staging.skip[:size],
+            max_own=rows.max_model_len,
+            groups=groups,
+        )

@@ -77,6 +77,20 @@ def test_it_gives_the_tokenizers_ids(tokenizer: Tokenizer, sandbox: Sandbox) -> 
     assert (done.text, done.ids) == ("<hi>", [tokenizer.encode("<hi>", add_special_tokens=False)])
 
 
+@pytest.mark.parametrize("value", [2**70, "\ud800"])
+def test_what_no_frame_can_hold_is_a_fault_of_its_field(sandbox: Sandbox, value: object) -> None:
+    held: list[dict[str, Any]] = [{"a": value}]
+    whole = "prompt" if isinstance(value, str) else "messages"  # the text of a chat is a prompt until its body is known
+    for job, field in (
+        (ChatJob(messages=held), whole),
+        (ChatJob(messages=HI, tools=held), "tools"),
+        (ChatJob(messages=HI, template_kwargs=held[0]), "chat_template_kwargs"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            sandbox.run(job)
+        assert refused.value.param == field and (isinstance(value, str) or field in refused.value.rule)
+
+
 def test_no_more_of_a_text_is_tokenised_than_the_context_needs(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 MOST_CHARACTERS = 1_000_000  # of a text; a second or so of a processor
-MOST_IDS = 1_000_000  # of a body of /detokenize; commas are counted before it is read
+MOST_IDS = 1_000_000  # of a body of /detokenize; its values are counted before it is read
 FEW_IDS = 1_024  # that the event loop decodes by itself; about 1 ms
 
 
@@ -80,6 +80,8 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
         model, ids = read_detokenize(
             body, state.client.facts.vocab_size, replace(state.limits, max_values=MOST_IDS + 2)
         )
+        if len(ids) > MOST_IDS:
+            raise HttpError(f"tokens has more than {MOST_IDS} ids: send them in parts", param="tokens")
         check_model(model, state.model)
         ticket = state.request_limits.acquire(key, 1, len(ids))
         try:

@@ -25,7 +25,7 @@ from penstock.engine.async_client import ReplicaState
 from penstock.engine.control import SLEEP, WAKE_UP, Control
 from penstock.engine.engine import TAGS
 from penstock.engine.group_stop import GroupStop
-from penstock.errors import CheckpointError, ContextLengthError, EngineError
+from penstock.errors import CheckpointError, ContextLengthError, EngineError, PenstockError, UsageError
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.sandbox.sandbox import SandboxPool
 from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob, TokensJob
@@ -94,7 +94,7 @@ class FakeStream:
     def listen(self, hear: Callable[[], None]) -> None:
         """As Stream's, by a task that reads."""
         self.heard: list[Delta] = []
-        self.over: EngineError | bool = False
+        self.over: PenstockError | bool = False
 
         async def read() -> None:
             try:
@@ -102,19 +102,21 @@ class FakeStream:
                     self.heard += deltas
                     hear()
                 self.over = True
-            except EngineError as error:
+            except PenstockError as error:
                 self.over = error
             hear()
 
         self.task = asyncio.ensure_future(read())
 
     def take(self) -> tuple[list[Delta], bool]:
-        if isinstance(self.over, EngineError):
+        if isinstance(self.over, PenstockError):
             raise self.over
         heard, self.heard = self.heard, []
         return heard, self.over
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        if self.engine.refuses is not None:
+            raise self.engine.refuses
         sampling, spelt = self.sampling, self.engine.spelling
         room = self.engine.facts.max_model_len - len(self.ids)
         length = min(room, sampling.max_tokens or room)
@@ -174,6 +176,7 @@ class FakeEngine:
         self.step_age = 0.0
         self.fail_with: str | None = None
         self.says: str | None = None  # what each answer is, if not letters
+        self.refuses: UsageError | None = None  # what each request hears, as one whose form is refused
         self.aborts = False  # each request at once, as a control of that mode does
         self.step_seconds = 0.0
         self.restarts = 0

@@ -112,6 +112,10 @@ def test_no_more_of_a_text_is_tokenised_than_the_context_needs(
         assert tokenizer.encode_prompt(PROSE, 100, keep=keep)[-keep:] == whole[-keep:]
         assert len(tokenizer.encode_prompt(PROSE, 100, keep=keep)) == keep + 1
     assert sum(seen) < 20_000
+    seen.clear()
+    one_word = "\U0001f600\u200d" * 20_000 + "<end>\n<start>"  # words end behind it alone
+    assert tokenizer.encode_prompt(one_word, 100, keep=50)[-50:] == plain([one_word[-200:]])[0][-50:]
+    assert sum(seen) < 2_000
     assert tokenizer.encode_prompt("a b c", 100, keep=50) == plain(["a b c"])[0]
     assert tokenizer.encode_prompt(PROSE[:200], 100) == plain([PROSE[:200]])[0]
 

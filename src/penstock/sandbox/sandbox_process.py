@@ -100,14 +100,6 @@ class PatternJob(msgspec.Struct, tag="pattern"):
 Job = TextJob | TokensJob | ChatJob | GrammarJob | PatternJob
 
 
-def job_bytes(job: Job) -> int:
-    """Returns a job's bytes, about; 0 where it holds what has no form in bytes, which whoever sends it is told."""
-    try:
-        return len(msgspec.msgpack.encode(job))
-    except (TypeError, OverflowError, RecursionError, ValueError):
-        return 0
-
-
 class Reply(msgspec.Struct):
     """What a job came to; to SandboxStart, an empty one, whose failure says why no chat can be rendered.
 

@@ -1,5 +1,5 @@
-"""SandboxTurns: whose job is done next in the sandboxes of one server. Owners take turns; long jobs, and all of batches,
-leave one sandbox to short ones, which would else wait for all of them.
+"""SandboxTurns: whose job is done next in the sandboxes of one server. Owners take turns; long jobs, and all of
+batches, leave one sandbox to short ones, which would else wait for all of them.
 
 It knows jobs and owners; no request, no line.
 """
@@ -30,7 +30,8 @@ class Soon(Protocol):
 
 
 class SandboxTurns:
-    """The turns of one server, which has so many sandboxes at most. every: all jobs'.   long: of long ones, one less."""
+    """The turns of one server, which has so many sandboxes at most. every: all jobs'.   long: of long ones, one
+    less."""
 
     def __init__(self, most: int) -> None:
         self.every, self.long = FairSemaphore(most), FairSemaphore(most - 1)

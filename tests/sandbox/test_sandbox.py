@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock.demo
 from penstock.errors import ContextLengthError, FaultError, PenstockError, TokenizerError, UsageError
 from penstock.sandbox.sandbox import RETRY, SHORT, Sandbox, SandboxPool
-from penstock.sandbox.sandbox_process import Bounds, ChatJob, TextJob
+from penstock.sandbox.sandbox_process import Bounds, ChatJob, TellJob, TextJob, TokensJob
 from penstock.text.tokenizer import Tokenizer
 
 DEMO = Path(penstock.demo.__file__).parent / "model"
@@ -73,6 +74,13 @@ def test_it_gives_the_tokenizers_ids(tokenizer: Tokenizer, sandbox: Sandbox) -> 
     for special in (True, False):
         done = sandbox.run(TextJob(texts, special))
         assert done.ids == tokenizer.encode_batch(texts, add_special_tokens=special)
+        told = json.loads(sandbox.run(TellJob(PROSE, special, spelt=not special)).told)
+        ids = tokenizer.encode(PROSE, add_special_tokens=special)  # of more text than the context holds
+        spelt = None if special else [tokenizer.token_text(token) for token in ids]
+        assert told == {"count": len(ids), "max_model_len": LIMIT, "tokens": ids, "token_strs": spelt}
+        assert sandbox.run(TokensJob(np.array(ids, np.int32).tobytes())).text == tokenizer.decode(
+            ids, skip_special_tokens=False
+        )
     done = sandbox.run(ChatJob(messages=HI))
     assert (done.text, done.ids) == ("<hi>", [tokenizer.encode("<hi>", add_special_tokens=False)])
 

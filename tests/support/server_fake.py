@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -28,7 +29,7 @@ from penstock.engine.group_stop import GroupStop
 from penstock.errors import CheckpointError, ContextLengthError, EngineError, PenstockError, UsageError
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.sandbox.sandbox import SandboxPool
-from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob, TokensJob
+from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TellJob, TextJob, TokensJob, tokens_json
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.app_state import AppState
@@ -259,9 +260,11 @@ class SandboxesHere:
             check_grammar(job.asked)
             return Reply()
         if isinstance(job, TokensJob):
-            return Reply(text=self.tokenizer.decode(job.ids, skip_special_tokens=False))
-        if isinstance(job, TextJob) and job.any_length:
-            return Reply([self.tokenizer.encode(text, add_special_tokens=job.add_special_tokens) for text in job.texts])
+            ids = np.frombuffer(job.ids, np.int32)
+            return Reply(text=self.tokenizer.decode(ids, skip_special_tokens=False))
+        if isinstance(job, TellJob):
+            found = self.tokenizer.encode(job.text, add_special_tokens=job.add_special_tokens)
+            return Reply(told=tokens_json(found, self.limit, self.tokenizer if job.spelt else None))
         texts = job.texts if isinstance(job, TextJob) else [self._render(job)]
         encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
         ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]

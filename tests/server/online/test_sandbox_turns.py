@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock.request import StructuredOutputsParams
-from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob, TokensJob
+from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TellJob, TextJob, TokensJob
 from penstock.server.online.sandbox_turns import A_PART, A_SIGN, LONG, OF_A_FORM, SandboxTurns, is_long
 
 Result = TypeVar("Result")
@@ -37,8 +37,10 @@ def form(size: int) -> GrammarJob:
         (chat("hi", tools=[{"function": {"description": "a" * LONG}}]), True),
         (TextJob(["a" * (LONG // 2)]), False),
         (TextJob(["a" * (LONG // 2)] * 2), True),
-        (TokensJob([1] * LONG), False),
-        (TokensJob([1] * (LONG + 1)), True),
+        (TellJob("a" * LONG), False),
+        (TellJob("a" * (LONG + 1)), True),
+        (TokensJob(bytes(4 * LONG)), False),
+        (TokensJob(bytes(4 * LONG + 4)), True),
         (form(LONG // OF_A_FORM), False),
         (form(LONG // OF_A_FORM + 1), True),
     ],

@@ -156,7 +156,7 @@ async def _post(
     work = None
     try:
         with state.intake.place() as place:  # until all that is left of the body is token ids
-            form = await _read(state, await state.intake.read(request, place), read)
+            form = await read_body(state, await state.intake.read(request, place), read)
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
@@ -171,9 +171,7 @@ async def _post(
         raise
 
 
-async def _read(
-    state: AppState, body: bytearray, read: Callable[[bytearray, HttpLimits], CompletionForm | ChatForm]
-) -> CompletionForm | ChatForm:
+async def read_body(state: AppState, body: bytearray, read: Callable[[bytearray, HttpLimits], Result]) -> Result:
     """Reads a body; a long one in a thread, one after the other: the loop has its turns meanwhile."""
     if len(body) <= LONG_BODY:
         return read(body, state.limits)

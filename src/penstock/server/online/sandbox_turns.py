@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from penstock.sandbox.sandbox import SandboxPool
-from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob, TokensJob
+from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TellJob, TextJob, TokensJob
 from penstock.server.online.fair_semaphore import FairSemaphore
 
 LONG = 65_536  # letters of plain text that a job is as much work as; 10 ms of tokenising, or more
@@ -72,10 +72,12 @@ def is_long(job: Job) -> bool:
     if isinstance(job, GrammarJob):
         return OF_A_FORM * job.asked.size > LONG
     if isinstance(job, TokensJob):
-        return len(job.ids) > LONG
+        return len(job.ids) // 4 > LONG
     waiting: list[Any] = []
     if isinstance(job, TextJob):
         waiting = [job.texts]
+    elif isinstance(job, TellJob):
+        waiting = [job.text]
     elif isinstance(job, ChatJob):
         waiting = [job.messages, job.template_kwargs, job.tools]
     left = LONG

@@ -88,7 +88,7 @@ def test_where_the_process_of_trials_dies_another_takes_its_place(folder: Path) 
         while not form.deaths:
             pool.look(0.001)
         assert _first_mask(pool, StructuredOutputsParams(regex="[0-9]{2}"))
-        with pytest.raises(UsageError, match="to compile and to begin with: make them simpler"):
+        with pytest.raises(UsageError, match="to compile and to begin with this takes more than"):
             pool.compiled(form.asked)
     finally:
         pool.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from engine_model import END, VOCABULARY, make_folder
 
 from penstock.errors import UsageError
 from penstock.mask_board import AS_IT_STANDS, MaskBoard
-from penstock.masks import mask_pool, mask_process
+from penstock.masks import mask_pool, mask_process, mask_worker
 from penstock.masks.form_trials import Compile
 from penstock.masks.mask_pool import MaskPool
 from penstock.masks.mask_process import Begin, End, MaskDesk
@@ -221,6 +222,61 @@ def test_slow_samples_come_last(compiler: GrammarCompiler) -> None:
     board.ask(places[1:2], np.array([AS_IT_STANDS], np.int32))  # of the next sample, which has not begun here
     desk.make(*asked[0])
     assert board.made[3] == 2 and board.asked[3] == 3
+
+
+def test_who_was_asked_first_comes_first(compiler: GrammarCompiler) -> None:
+    board = MaskBoard.over(np.zeros(MaskBoard.size(4, WORDS), np.int32), 4, WORDS)
+    desk, places = MaskDesk(compiler, board, range(4)), np.arange(4, dtype=np.int32)
+    desk.take(Compile(1, LETTERS))
+    for place in places.tolist():
+        desk.take(Begin(place, 1, 0, (), True))
+    while not desk.settle():
+        time.sleep(0.001)
+
+    def ask(*some: int) -> None:
+        board.ask(np.array(some, np.int32), np.full(len(some), AS_IT_STANDS, np.int32))
+
+    ask(3)
+    assert desk.due() == [(3, 1)]
+    ask(0, 1)
+    assert desk.due() == [(3, 1), (0, 1), (1, 1)]
+    desk.make(3, 1)
+    desk.make(0, 1)
+    ask(0, 2, 3)  # 0 is asked again at each step, and passes nobody by it
+    assert desk.due() == [(1, 1), (0, 2), (2, 1), (3, 2)]
+    desk._slow = {0, 1}
+    assert desk.due() == [(2, 1), (3, 2), (1, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("most", [1 << 30, 4096])  # bytes that wait for a process before it is given up
+def test_a_process_that_reads_nothing_holds_nobody_up(
+    folder: Path, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(mask_worker, "UNSENT", most)
+    pool = MaskPool(folder, VOCABULARY, (END,), processes=1, places=2)
+    letters, digits = pool.compiled(LETTERS), pool.compiled(DIGITS)
+    (first,), (worker,) = pool._children, pool.processes
+    os.kill(first.pid, signal.SIGSTOP)
+    rescue = threading.Timer(60, os.kill, (first.pid, signal.SIGCONT))  # where a send waits for it after all
+    rescue.start()
+    for number in range(2000):
+        place = pool.sample(digits if number % 2 else letters)
+        pool.start(np.array([place], np.int32), np.array([AS_IT_STANDS], np.int32))
+        if number < 1999:
+            pool.end(np.array([place], np.int32))
+    assert Path(f"/proc/{first.pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T", "somebody waited for it"
+    rescue.cancel()
+    assert bool(worker.unsent) == (most > 4096)
+    while most == 4096 and not worker.died:
+        pool.look(0.001)
+    os.kill(first.pid, signal.SIGCONT)
+    while pool.wait(0.01):
+        pass
+    expected = compiler.compile(grammar_text(DIGITS)).matcher().mask().tobytes()
+    assert pool.board.words[place].tobytes() == (bytes(4 * WORDS) if most == 4096 else expected)
+    pool.end(np.array([place], np.int32))
+    assert _made(pool, [pool.sample(digits)]) == [expected]
+    pool.close()
 
 
 def test_where_no_process_can_be_started_forms_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

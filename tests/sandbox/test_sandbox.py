@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock.demo
 from penstock.errors import ContextLengthError, FaultError, PenstockError, TokenizerError, UsageError
 from penstock.sandbox.sandbox import RETRY, SHORT, Sandbox, SandboxPool
-from penstock.sandbox.sandbox_process import Bounds, ChatJob, TextJob
+from penstock.sandbox.sandbox_process import Bounds, ChatJob, TellJob, TextJob, TokensJob
 from penstock.text.tokenizer import Tokenizer
 
 DEMO = Path(penstock.demo.__file__).parent / "model"
@@ -73,8 +74,29 @@ def test_it_gives_the_tokenizers_ids(tokenizer: Tokenizer, sandbox: Sandbox) -> 
     for special in (True, False):
         done = sandbox.run(TextJob(texts, special))
         assert done.ids == tokenizer.encode_batch(texts, add_special_tokens=special)
+        told = json.loads(sandbox.run(TellJob(PROSE, special, spelt=not special)).told)
+        ids = tokenizer.encode(PROSE, add_special_tokens=special)  # of more text than the context holds
+        spelt = None if special else [tokenizer.token_text(token) for token in ids]
+        assert told == {"count": len(ids), "max_model_len": LIMIT, "tokens": ids, "token_strs": spelt}
+        assert sandbox.run(TokensJob(np.array(ids, np.int32).tobytes())).text == tokenizer.decode(
+            ids, skip_special_tokens=False
+        )
     done = sandbox.run(ChatJob(messages=HI))
     assert (done.text, done.ids) == ("<hi>", [tokenizer.encode("<hi>", add_special_tokens=False)])
+
+
+@pytest.mark.parametrize("value", [2**70, "\ud800"])
+def test_what_no_frame_can_hold_is_a_fault_of_its_field(sandbox: Sandbox, value: object) -> None:
+    held: list[dict[str, Any]] = [{"a": value}]
+    whole = "prompt" if isinstance(value, str) else "messages"  # the text of a chat is a prompt until its body is known
+    for job, field in (
+        (ChatJob(messages=held), whole),
+        (ChatJob(messages=HI, tools=held), "tools"),
+        (ChatJob(messages=HI, template_kwargs=held[0]), "chat_template_kwargs"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            sandbox.run(job)
+        assert refused.value.param == field and (isinstance(value, str) or field in refused.value.rule)
 
 
 def test_no_more_of_a_text_is_tokenised_than_the_context_needs(
@@ -98,6 +120,10 @@ def test_no_more_of_a_text_is_tokenised_than_the_context_needs(
         assert tokenizer.encode_prompt(PROSE, 100, keep=keep)[-keep:] == whole[-keep:]
         assert len(tokenizer.encode_prompt(PROSE, 100, keep=keep)) == keep + 1
     assert sum(seen) < 20_000
+    seen.clear()
+    one_word = "\U0001f600\u200d" * 20_000 + "<end>\n<start>"  # words end behind it alone
+    assert tokenizer.encode_prompt(one_word, 100, keep=50)[-50:] == plain([one_word[-200:]])[0][-50:]
+    assert sum(seen) < 2_000
     assert tokenizer.encode_prompt("a b c", 100, keep=50) == plain(["a b c"])[0]
     assert tokenizer.encode_prompt(PROSE[:200], 100) == plain([PROSE[:200]])[0]
 

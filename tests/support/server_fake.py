@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -25,10 +26,10 @@ from penstock.engine.async_client import ReplicaState
 from penstock.engine.control import SLEEP, WAKE_UP, Control
 from penstock.engine.engine import TAGS
 from penstock.engine.group_stop import GroupStop
-from penstock.errors import CheckpointError, ContextLengthError, EngineError
+from penstock.errors import CheckpointError, ContextLengthError, EngineError, PenstockError, UsageError
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.sandbox.sandbox import SandboxPool
-from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob, TokensJob
+from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TellJob, TextJob, TokensJob, tokens_json
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.app_state import AppState
@@ -94,7 +95,7 @@ class FakeStream:
     def listen(self, hear: Callable[[], None]) -> None:
         """As Stream's, by a task that reads."""
         self.heard: list[Delta] = []
-        self.over: EngineError | bool = False
+        self.over: PenstockError | bool = False
 
         async def read() -> None:
             try:
@@ -102,19 +103,21 @@ class FakeStream:
                     self.heard += deltas
                     hear()
                 self.over = True
-            except EngineError as error:
+            except PenstockError as error:
                 self.over = error
             hear()
 
         self.task = asyncio.ensure_future(read())
 
     def take(self) -> tuple[list[Delta], bool]:
-        if isinstance(self.over, EngineError):
+        if isinstance(self.over, PenstockError):
             raise self.over
         heard, self.heard = self.heard, []
         return heard, self.over
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        if self.engine.refuses is not None:
+            raise self.engine.refuses
         sampling, spelt = self.sampling, self.engine.spelling
         room = self.engine.facts.max_model_len - len(self.ids)
         length = min(room, sampling.max_tokens or room)
@@ -174,6 +177,7 @@ class FakeEngine:
         self.step_age = 0.0
         self.fail_with: str | None = None
         self.says: str | None = None  # what each answer is, if not letters
+        self.refuses: UsageError | None = None  # what each request hears, as one whose form is refused
         self.aborts = False  # each request at once, as a control of that mode does
         self.step_seconds = 0.0
         self.restarts = 0
@@ -256,9 +260,11 @@ class SandboxesHere:
             check_grammar(job.asked)
             return Reply()
         if isinstance(job, TokensJob):
-            return Reply(text=self.tokenizer.decode(job.ids, skip_special_tokens=False))
-        if isinstance(job, TextJob) and job.any_length:
-            return Reply([self.tokenizer.encode(text, add_special_tokens=job.add_special_tokens) for text in job.texts])
+            ids = np.frombuffer(job.ids, np.int32)
+            return Reply(text=self.tokenizer.decode(ids, skip_special_tokens=False))
+        if isinstance(job, TellJob):
+            found = self.tokenizer.encode(job.text, add_special_tokens=job.add_special_tokens)
+            return Reply(told=tokens_json(found, self.limit, self.tokenizer if job.spelt else None))
         texts = job.texts if isinstance(job, TextJob) else [self._render(job)]
         encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
         ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]

@@ -37,8 +37,8 @@ MEMORY = 192 * 2**20  # bytes of addresses that compiling may take
 GROWN = 32 * 2**20  # bytes by which a fork for quick forms grows until another takes its place
 KINDER = 5  # by which a slow one leaves the processor to others
 TOO_LONG = (
-    f"structured_outputs cannot be served: they take more than {SLOW:g} s of processor time, or {MEMORY >> 20} MB, to "
-    "compile and to begin with: make them simpler"
+    f"structured_outputs cannot be served: to compile and to begin with this takes more than {SLOW:g} s of processor "
+    f"time, or {MEMORY >> 20} MB: make it simpler"
 )
 
 

@@ -13,7 +13,6 @@ It knows processes and places; no rows.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import mmap
 import os
@@ -30,12 +29,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from penstock.children.frames import Frames, frame
 from penstock.children.spawn import QUIET, command_of, spawn
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.mask_board import MaskBoard
 from penstock.masks.form_trials import Compile
 from penstock.masks.mask_process import Begin, End, Grown, Look, MaskStart, Up
+from penstock.masks.mask_worker import MaskWorker
 from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.schedule.step import Int32
 
@@ -64,25 +63,6 @@ class Form:
     deaths: int = 0
 
 
-class _Process:
-    """One process, as the engine knows it."""
-
-    def __init__(self, index: int, channel: socket.socket, places: range) -> None:
-        self.index, self.places = index, places
-        self.free = list(places)
-        self.compiling: set[int] = set()  # forms that are known nowhere yet
-        self.connect(channel)
-
-    def connect(self, channel: socket.socket) -> None:
-        self.channel, self.frames, self.died = channel, Frames(channel), False
-        self.forms: set[int] = set()  # that it was handed
-
-    def send(self, word: msgspec.Struct) -> None:
-        if not self.died:
-            with contextlib.suppress(OSError):  # who reads finds the socket's end
-                self.channel.sendall(frame(word))
-
-
 class MaskPool:
     """Serves as schedule.mask_makers.MaskMakers. For one thread. The processes start with the first form."""
 
@@ -105,8 +85,8 @@ class MaskPool:
         self._by_number: dict[int, Form] = {}  # that are being compiled
         self._bytes = self._turn = 0
         self._numbers = itertools.count(1)  # of forms
-        self.processes: list[_Process] = []
-        self._trials: _Process | None = None  # which compiles each form first, where that can be ended
+        self.processes: list[MaskWorker] = []
+        self._trials: MaskWorker | None = None  # which compiles each form first, where that can be ended
         self._children: list[subprocess.Popen[bytes]] = []
         self._memory, self._opened = -1, opened
         self._board: MaskBoard | None = None
@@ -153,7 +133,7 @@ class MaskPool:
         ends = tuple(sampling.stop_token_ids or ())
         return lambda sample: pool.sample(form, sampling.min_tokens, ends, forces=not barred)
 
-    def _compile(self, form: Form, pick: Callable[[], _Process]) -> None:
+    def _compile(self, form: Form, pick: Callable[[], MaskWorker]) -> None:
         """pick: the process."""
         try:
             if not self.processes:
@@ -166,15 +146,15 @@ class MaskPool:
         process.compiling.add(form.number)
         self._by_number[form.number] = form
 
-    def _try(self) -> _Process:
+    def _try(self) -> MaskWorker:
         assert self._trials is not None, "it starts with the others"
         return self._trials
 
-    def _next(self) -> _Process:
+    def _next(self) -> MaskWorker:
         self._turn += 1
         return self.processes[(self._turn - 1) % self._count]
 
-    def _hand(self, form: Form, process: _Process) -> None:
+    def _hand(self, form: Form, process: MaskWorker) -> None:
         if process.died:
             process.connect(*self._spawn(self._about(process.index), 1))
         process.forms.add(form.number)
@@ -201,7 +181,7 @@ class MaskPool:
                 self._let_go(form, process)
 
     @staticmethod
-    def _let_go(form: Form, process: _Process) -> None:
+    def _let_go(form: Form, process: MaskWorker) -> None:
         process.forms.discard(form.number)
         process.send(End(grammars=(form.number,)))
 
@@ -247,7 +227,7 @@ class MaskPool:
         self._fail(self._lost.intersection(places.tolist()) if self._lost else ())
         due = np.bincount(places // (self.places // self._count), minlength=self._count).tolist()
         for process, looks, count in zip(self.processes, awake, due, strict=True):
-            if count and not looks:
+            if count and not looks and not process.unsent:  # else it will look when it is told the rest
                 process.send(Look())
 
     def wait(self, seconds: float) -> int:
@@ -278,12 +258,14 @@ class MaskPool:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def look(self, seconds: float = 0.0) -> None:
-        """Takes in all that has come, deaths too; where that is nothing, sleeps so long."""
+        """Takes in all that has come, deaths too, and sends what is unsent; where nothing came, sleeps so long."""
+        every = self.processes if self._trials is None else [*self.processes, self._trials]
+        for process in every:
+            process.flush()
         heard = self._poll.poll(0)
         if not heard and seconds:
             time.sleep(seconds)
         while heard:
-            every = self.processes if self._trials is None else [*self.processes, self._trials]
             by_descriptor = {process.channel.fileno(): process for process in every}
             for descriptor, _ in heard:
                 process = by_descriptor[descriptor]
@@ -294,7 +276,7 @@ class MaskPool:
                     self._bury(process)
             heard = self._poll.poll(0)
 
-    def _take(self, process: _Process, word: Up) -> None:
+    def _take(self, process: MaskWorker, word: Up) -> None:
         if isinstance(word, Grown):
             self._keep(FEW)
             return
@@ -322,8 +304,8 @@ class MaskPool:
             self._opened(self._board.words)
         start = self._about(0)
         *channels, trials = self._spawn(start, self._count + 1)
-        self.processes = [_Process(index, channel, start.mine(index)) for index, channel in enumerate(channels)]
-        self._trials = _Process(self._count, trials, range(0))
+        self.processes = [MaskWorker(index, channel, start.mine(index)) for index, channel in enumerate(channels)]
+        self._trials = MaskWorker(self._count, trials, range(0))
 
     def _about(self, first: int) -> MaskStart:
         folder, vocab_size, ends = self._made_of
@@ -348,10 +330,11 @@ class MaskPool:
             self._poll.register(ours, select.POLLIN)
         return [ours for ours, _ in pairs]
 
-    def _bury(self, process: _Process) -> None:
+    def _bury(self, process: MaskWorker) -> None:
         """A process has died: its samples end, and forms that it was compiling go to another, or are refused where that
         is the second time. Another takes its place when one is asked for."""
         process.died = True
+        process.unsent.clear()
         self._poll.unregister(process.channel)
         process.channel.close()
         self._children = [child for child in self._children if child.poll() is None]

@@ -3,8 +3,9 @@ engine/mask_pool and by nobody else, with an end of a socket pair for each proce
 
 The first reads the vocabulary and forks the others, which share it. Each keeps the states of its samples, each of which
 has a place of the board that it shares with the engine (mask_board.py): what is asked for there, it makes.
-Samples whose masks have taken long come last, so that no other waits for more than one of them. What is said by socket
-is what else there is to do, and to look at the board. It knows grammars and places; no rows.
+Who was asked first comes first; samples whose masks have taken long come last, so that no other waits for more than
+one of them. What is said by socket is what else there is to do, and to look at the board. It knows grammars and places;
+no rows.
 """
 
 from __future__ import annotations
@@ -137,6 +138,9 @@ class MaskDesk:
     def __init__(self, compiler: GrammarCompiler | PenstockError, board: MaskBoard, mine: range) -> None:
         self._compiler, self._board, self._first = compiler, board, mine.start
         self._asked, self._made = (each[mine.start : mine.stop] for each in (board.asked, board.made))
+        self._seen = np.zeros(len(mine), np.int32)  # by place: the number that was asked for at the last look,
+        self._since = np.zeros(len(mine), np.int64)  # and at which look it was first
+        self._looks = 0
         self._grammars: dict[int, CompiledGrammar | None] = {}  # None: it could not be compiled here
         self._samples: dict[int, HeldSample] = {}  # by place
         self._slow: set[int] = set()  # places whose last mask took long: the next will too
@@ -155,10 +159,15 @@ class MaskDesk:
         return bool(self._compiling or self._working)
 
     def due(self) -> list[tuple[int, int]]:
-        """Returns the masks that are asked for and not being made, by place and number, slow ones last."""
+        """Returns the masks that are asked for and not being made, by place and number: who has waited longest first,
+        slow ones last."""
         asked = self._asked.copy()
         fence()
+        self._looks += 1
+        self._since[asked != self._seen] = self._looks
+        self._seen = asked
         behind = np.flatnonzero(asked != self._made)
+        behind = behind[np.argsort(self._since[behind], kind="stable")]
         found = list(zip((behind + self._first).tolist(), asked[behind].tolist(), strict=True))
         if self._waiting or self._working:
             found = [each for each in found if each[0] not in self._waiting and each[0] not in self._working]

@@ -16,10 +16,12 @@ import subprocess
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import msgspec
+
 from penstock.children.frames import HEADER, PIECE, frame, missing_of, receive
 from penstock.children.spawn import QUIET, command_of, how_ended, spawn
 from penstock.errors import CapacityError, FaultError, PenstockError, UsageError
-from penstock.sandbox.sandbox_process import Bounds, Job, Reply, SandboxStart, read_reply
+from penstock.sandbox.sandbox_process import Bounds, ChatJob, Job, Reply, SandboxStart, read_reply
 from penstock.text.tokenizer import Tokenizer
 
 USUAL = Bounds()
@@ -30,6 +32,8 @@ PATIENCE = 120.0  # seconds without an answer, by the clock, after which the pro
 HOLD = 0.001
 SHORT = 8_192  # bytes of a job that it may stand still for
 RETRY = 8  # jobs, after a late one, until it stands still for as long ones again
+_FIELDS = {"template_kwargs": "chat_template_kwargs", "tools": "tools"}  # of a ChatJob, beside its messages
+_NO_WORDS = (TypeError, OverflowError, RecursionError, ValueError)  # raised for what msgpack cannot hold
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}  # no threads: they would share the limits
 
 
@@ -307,7 +311,18 @@ def _frame(job: Job) -> bytearray:
         return frame(job)
     except UnicodeEncodeError as error:
         message = f"the text has half a surrogate pair at character {error.start}; send valid Unicode"
-        raise UsageError(message, param="prompt") from error
-    except (TypeError, OverflowError, RecursionError, ValueError) as error:
-        message = f"messages and template arguments hold what JSON has no word for, or too large a number ({error})"
-        raise UsageError(message, param="messages") from error
+        raise UsageError(message, param=_fault_of(job, "prompt")) from error
+    except _NO_WORDS as error:
+        param = _fault_of(job, "messages")
+        message = f"{param}: this holds what JSON has no word for, or too large a number ({error}): send it as text"
+        raise UsageError(message, param=param) from error
+
+
+def _fault_of(job: Job, otherwise: str) -> str:
+    """Returns what a request calls the first field of a chat that no frame can hold."""
+    for name, called in _FIELDS.items() if isinstance(job, ChatJob) else ():
+        try:
+            msgspec.msgpack.encode(getattr(job, name))
+        except _NO_WORDS:
+            return called
+    return otherwise

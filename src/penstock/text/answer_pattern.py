@@ -15,6 +15,7 @@ MAX_REPEATS = 10_000  # the numbers in braces, multiplied: `[ab]{1000000000}` al
 PATIENCE = 0.05  # seconds of processor time that a search may take
 BUDGET = 1.0  # the same of all searches of a request together
 SLOW = "takes too long on a sample: write it without repeats inside repeats"
+LONGEST_WHY = 120  # characters of the library's words
 _BRACES = re.compile(r"\{[^{}]*\}")
 _COMMENT = re.compile(r"#[^\n]*")
 _NUMBER = re.compile(r"[0-9]+")
@@ -33,8 +34,7 @@ class AnswerPattern:
         try:
             self._regex = regex.compile(pattern, regex.DOTALL)
         except (regex.error, RecursionError, ValueError, OverflowError, MemoryError) as error:
-            said = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-            raise wrong_pattern("is no regex that can be served", f": {said}") from error
+            raise wrong_pattern(f"is no regex that can be served: {_why(error)}") from error
 
     def find(self, text: str) -> str | None:
         """Returns the first match's first group, without groups the match; None without a match, or where the group
@@ -64,7 +64,14 @@ def _numbers(braces: str) -> list[str]:
     return _NUMBER.findall("".join(_COMMENT.sub("", braces).split()))
 
 
-def wrong_pattern(what: str, more: str = "") -> UsageError:
+def _why(error: Exception) -> str:
+    """Returns what the library says: which rule is broken, and where; of the pattern hardly a sign."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    return str(error)[:LONGEST_WHY] or "it takes too much memory"
+
+
+def wrong_pattern(what: str) -> UsageError:
     """Returns the error of a pattern."""
     rule = f"stop_when.pattern {what}"
-    return UsageError(rule + more, param="stop_when", rule=rule)
+    return UsageError(rule, param="stop_when", rule=rule)

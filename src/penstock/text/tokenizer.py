@@ -110,7 +110,7 @@ class Tokenizer:
         enough = count + self.longest  # ids; the first few of a part are not those that the whole text has there
         size = _USUAL * enough
         while size < len(text):
-            end = _WORD.search(text, len(text) - size)
+            end = _WORD.search(text, len(text) - size, len(text) - size // 2)  # behind it too little would be left
             start = len(text) - size if end is None else end.start() + 1
             ids = self.encode(text[start:], add_special_tokens=add_special_tokens)
             if len(ids) >= enough:

@@ -77,7 +77,7 @@ def test_keys_take_turns_at_the_sandboxes(tmp_path: Path) -> None:
             asked = httpx.post(server.url + CHAT, json=body, headers={"authorization": f"Bearer {key}"}, timeout=600)
             return asked.status_code
 
-        turns = server.service.sandbox_turns
+        turns = server.service.turns.every
         places, _ = turns.capacity
         bombs = [threads.submit(ask, "of-many", "boom") for _ in range(places + 5)]
         server.wait_for(lambda: len(turns._waiting) == 5)
@@ -90,7 +90,7 @@ def test_long_jobs_leave_a_sandbox_to_short_ones(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, template=BOMB)
     pool = SandboxPool(tokenizer, CONTEXT, 2, Bounds(seconds=1))
     with running_server(tokenizer, sandboxes=pool) as server, ThreadPoolExecutor(8) as threads:
-        long, turns = server.service.long_turns, server.service.sandbox_turns
+        long, turns = server.service.turns.long, server.service.turns.every
         places, _ = long.capacity
         assert places == turns.capacity[0] - 1
         pad = {"unread": "x" * 70_000}

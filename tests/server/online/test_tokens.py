@@ -10,9 +10,10 @@ import httpx
 import pytest
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
-from penstock.sandbox.sandbox_process import Job, Reply, TextJob, TokensJob
+from penstock.sandbox.sandbox_process import Job, Reply, TellJob, TokensJob
 from penstock.server.online.request_limits import RequestLimits
-from penstock.server.online.token_handlers import FEW_IDS, MOST_IDS
+from penstock.server.online.token_handlers import FEW_IDS
+from penstock.server.openai.token_forms import MOST_IDS
 from penstock.server.process.not_served import INSTEAD, not_served
 
 pytestmark = pytest.mark.torch
@@ -52,8 +53,10 @@ def test_there_and_back(http: httpx.Client, server: Running, text: str) -> None:
 
 def test_what_is_too_long_to_be_answered_is_counted_all_the_same(http: httpx.Client) -> None:
     assert said(http, "/tokenize", prompt="ab" * 40_000)["count"] == 80_000 > CONTEXT
-    answer = http.post("/tokenize", json={"prompt": "a" * 1_000_001})
-    assert answer.status_code == 400 and "tokenise it in parts" in answer.json()["error"]["message"]
+    assert said(http, "/tokenize", prompt="a" * 1_000_000)["count"] == 1_000_000
+    for text in ("a" * 1_000_001, "\u0301" * 500_001):  # as many tokens, perhaps, as bytes in UTF-8
+        answer = http.post("/tokenize", json={"prompt": text})
+        assert answer.status_code == 400 and "1000000 bytes: tokenise it in parts" in answer.json()["error"]["message"]
 
 
 def test_what_is_long_is_done_in_a_sandbox_and_has_a_place_in_the_queue(
@@ -70,10 +73,12 @@ def test_what_is_long_is_done_in_a_sandbox_and_has_a_place_in_the_queue(
     text = "ab " * 3_000
     ids = said(http, "/tokenize", prompt=text, add_special_tokens=False)["tokens"]
     assert said(http, "/detokenize", tokens=ids) == {"prompt": text} and len(ids) > FEW_IDS
-    assert [type(job) for job in seen] == [TextJob, TokensJob]
+    assert [type(job) for job in seen] == [TellJob, TokensJob]
     assert said(http, "/detokenize", tokens=ids[:FEW_IDS])["prompt"] in text and len(seen) == 2
-    answer = http.post("/detokenize", json={"tokens": [5] * (MOST_IDS + 4)})
-    assert answer.status_code == 400 and "send it in parts" in answer.json()["error"]["message"]
+    assert len(said(http, "/detokenize", model="fake", tokens=[5] * MOST_IDS)["prompt"]) == MOST_IDS
+    for more, why in ((1, "tokens has more than 1000000 ids: send them in parts"), (4, "send it in parts")):
+        answer = http.post("/detokenize", json={"tokens": [5] * (MOST_IDS + more)})
+        assert answer.status_code == 400 and why in answer.json()["error"]["message"]
     with held(server.service.request_limits):
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
             assert http.post(path, json=body).status_code == 429

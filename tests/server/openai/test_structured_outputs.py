@@ -92,13 +92,18 @@ def test_what_a_form_becomes(server: Running, path: str, body: dict[str, Any], w
         ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs", "takes exactly one of"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
         ({"structured_outputs": {"json": ONE_OF}}, "structured_outputs", "oneOf constraints are not supported"),
-        ({"response_format": as_schema(schema=ONE_OF, strict=True)}, "structured_outputs", "oneOf"),
+        ({"response_format": as_schema(schema=ONE_OF, strict=True)}, "response_format", "oneOf"),
         ({"structured_outputs": {"structural_tag": {"x": 1}}}, "structured_outputs", "unknown field `x`"),
-        ({"response_format": {"type": "structural_tag"}}, "structured_outputs", "takes structures and triggers"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "takes structures and triggers"),
         ({"response_format": {"type": "text", "triggers": ["a"]}}, "response_format", "triggers is of"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "structured_outputs", "ignore_eos"),
         ({"structured_outputs": {"regex": "a" * (MAX_GRAMMAR + 1)}}, "structured_outputs", "at most 262,144"),
-        ({"response_format": as_schema(schema={"$ref": "http://10.0.0.1/x"})}, "structured_outputs", "does not fetch"),
+        ({"response_format": as_schema(schema={"$ref": "http://10.0.0.1/x"})}, "response_format", "does not fetch"),
+        (
+            {"response_format": as_schema(schema={"enum": ["a" * MAX_GRAMMAR]})},
+            "response_format",
+            "response_format holds at most 262,144",
+        ),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -109,6 +114,42 @@ def test_what_cannot_be_served_is_a_400(server: Running, body: dict[str, Any], p
     error = answer.json()["error"]
     assert error["param"] == param and says in error["message"] and "\n" not in error["message"]
     assert len(server.engine.submitted) == before
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "path, body, field",
+    [
+        ("completions", {"structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
+        ("completions", {"prompt": ["a", "b"], "response_format": {"type": "json_object"}}, "response_format"),
+        ("completions", {"prompt": ["a", "b"], "response_format": as_schema(schema=SCHEMA)}, "response_format"),
+        ("chat/completions", {"response_format": as_schema(schema=SCHEMA)}, "response_format"),
+        ("chat/completions", {"tools": TOOLS, "tool_choice": "required"}, "tools"),
+        (
+            "chat/completions",
+            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tools",
+        ),
+        ("responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}, "text.format"),
+    ],
+)
+def test_a_form_that_the_engine_refuses_is_called_by_its_field(
+    server: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], field: str, stream: bool
+) -> None:
+    rule = "structured_outputs cannot be served: no"
+    monkeypatch.setattr(server.engine, "refuses", UsageError(rule, param="structured_outputs", rule=rule))
+    if path == "responses":
+        answer = httpx.post(f"{server.url}/v1/responses", json={"input": "x", "stream": stream, **body})
+        told = json.loads(answer.text.rpartition("data: ")[2]) if stream else answer.json()["error"]
+    else:
+        answer = post(server, path, stream=stream, **body)
+        (data,) = [line[6:] for line in answer.text.splitlines() if '"error"' in line] if stream else [answer.text]
+        told = json.loads(data)["error"]
+    assert (told["param"], told["message"]) == (field, f"{field} cannot be served: no")
+    assert answer.status_code == (200 if stream else 400)
 
 
 def test_a_form_that_was_good_is_not_looked_at_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

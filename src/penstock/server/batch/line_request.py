@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.engine.request_stream import Stream
 
 PREPARED_AT_ONCE = 2  # lines of all batches, beside online ones: a text of 32 MiB makes some hundred megabytes of ids
+BATCHES = "batches"  # whose turns at the sandboxes all lines' are
 ID_BYTES = 40  # that a token's id takes in a list of Python's
 # What ends a task or the process. All else is a fault of what was done: a library in Rust that panics raises a
 # BaseException that is no Exception, and would end nothing and be heard by nobody.
@@ -147,9 +148,9 @@ class LinePreparer:
         return LineRequest(self, line, call, answer)
 
     async def _in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Tokenises a few lines at a time, so that their ids fit into memory, and that online texts come in between."""
+        """Tokenises a few lines at a time, so that their ids fit into memory; online texts come in between."""
         async with self._sandboxed:
-            return await self.service.sandboxes.run(jobs)
+            return await self.service.turns.run_aside(self.service.sandboxes, jobs, BATCHES)
 
     def _aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
         """Runs work in a thread of lines alone, so that online work finds its own free."""

@@ -5,7 +5,8 @@ shuts down, a deadline, an engine that dies. It knows the engine by its client a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,6 +18,7 @@ from penstock.request import Delta
 from penstock.server.online.app_state import AppState
 from penstock.server.online.metrics import CallMetrics
 from penstock.server.online.request_limits import Ticket
+from penstock.server.openai.answer_forms import renamed
 from penstock.server.openai.http_errors import SampleError, shutting_down, too_late
 from penstock.server.openai.translate import Call
 
@@ -62,15 +64,16 @@ class ActiveCall:
 
     async def steps(self) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
         """What there is to send, as it comes: (prompt, its deltas), several prompts' together. Raises PenstockError."""
-        if len(self.streams) == 1:
-            async for deltas in self.streams[0]:
-                self._note(0, deltas)
-                yield [(0, deltas)]
-        else:
-            async for step in _merged(self.streams):
-                for at, deltas in step:
-                    self._note(at, deltas)
-                yield step
+        with self._forms_named():
+            if len(self.streams) == 1:
+                async for deltas in self.streams[0]:
+                    self._note(0, deltas)
+                    yield [(0, deltas)]
+            else:
+                async for step in _merged(self.streams):
+                    for at, deltas in step:
+                        self._note(at, deltas)
+                    yield step
         self._finish()
 
     def listen(self, hear: Callable[[], None]) -> None:
@@ -81,8 +84,9 @@ class ActiveCall:
     def take(self) -> tuple[list[Delta], bool]:
         """Returns what has come, in place of `steps`, and whether that was the last of it. Raises PenstockError."""
         (stream,) = self.streams
-        deltas, over = stream.take()
-        self._note(0, deltas)
+        with self._forms_named():
+            deltas, over = stream.take()
+            self._note(0, deltas)
         if over and self._open:
             self._finish()
         return deltas, over
@@ -104,6 +108,17 @@ class ActiveCall:
         self._open = False
         self._leave()
         self.call_metrics.close(self.streams)
+
+    @contextlib.contextmanager
+    def _forms_named(self) -> Iterator[None]:
+        """Around what the engine says: a form that it refuses is called by the field that it came from."""
+        try:
+            yield
+        except UsageError as error:
+            named = renamed(error, self.call.form_field)
+            if named is error:
+                raise
+            raise named from error
 
     def _leave(self) -> None:
         if self.ticket is not None:

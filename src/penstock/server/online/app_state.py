@@ -18,10 +18,10 @@ from penstock.sandbox.pattern_search import PatternSearches
 from penstock.sandbox.sandbox import SandboxPool
 from penstock.server.online.api_keys import Key
 from penstock.server.online.buffered import ResponseBudget, Yielder
-from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.online.intake import BodyTimeouts, Intake
 from penstock.server.online.metrics import Metrics
 from penstock.server.online.request_limits import QUEUED_A_ROW, QUEUED_TOKENS, RequestLimits
+from penstock.server.online.sandbox_turns import SandboxTurns
 from penstock.server.openai.checked_forms import CheckedForms
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.logprobs_json import TokenSpellings
@@ -61,8 +61,7 @@ class AppState:
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
     reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)  # of long bodies
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
-    sandbox_turns: FairSemaphore = field(init=False)  # as many as there may be sandboxes
-    long_turns: FairSemaphore = field(init=False)  # of long jobs, one less
+    turns: SandboxTurns = field(init=False)  # at them
     patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +70,7 @@ class AppState:
         self.responses = ResponseBudget(self.limits.max_answer_bytes // self.servers, self.limits.piece_bytes)
         self.yielder = Yielder(self.limits.turn_tokens)
         most = max(2, min(MOST_SANDBOXES, len(os.sched_getaffinity(0)) // (2 * self.servers)))
-        self.sandbox_turns, self.long_turns = FairSemaphore(most), FairSemaphore(most - 1)
+        self.turns = SandboxTurns(most)
         reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
         reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
         self.request_limits = RequestLimits(
@@ -89,7 +88,7 @@ class AppState:
         if self.sandbox_pool is None:
             tokenizer = self.client.tokenizer
             assert tokenizer is not None, "whoever has text to tokenise has looked"
-            most, _ = self.sandbox_turns.capacity
+            most, _ = self.turns.every.capacity
             self.sandbox_pool = SandboxPool(tokenizer, self.client.facts.max_model_len, most)
         return self.sandbox_pool
 

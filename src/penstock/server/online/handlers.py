@@ -5,7 +5,6 @@ they look like is forms', translate's and answers'.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import FaultError, PenstockError, UsageError
-from penstock.sandbox.sandbox_process import Job, Reply, job_bytes
+from penstock.sandbox.sandbox_process import Job, Reply
 from penstock.server.online.active_call import ActiveCall, ClientGoneError, until_gone
 from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
@@ -39,7 +38,6 @@ from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
 
 LONG_BODY = 65_536  # bytes of a body that the loop doesn't read itself: up to 0.5 s a MB, where it has many small parts
-LONG_JOB = 65_536  # bytes of what a sandbox is sent: 10 ms of tokenising, or more
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
 Result = TypeVar("Result")
 
@@ -158,7 +156,7 @@ async def _post(
     work = None
     try:
         with state.intake.place() as place:  # until all that is left of the body is token ids
-            form = await _read(state, await state.intake.read(request, place), read)
+            form = await read_body(state, await state.intake.read(request, place), read)
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
@@ -173,9 +171,7 @@ async def _post(
         raise
 
 
-async def _read(
-    state: AppState, body: bytearray, read: Callable[[bytearray, HttpLimits], CompletionForm | ChatForm]
-) -> CompletionForm | ChatForm:
+async def read_body(state: AppState, body: bytearray, read: Callable[[bytearray, HttpLimits], Result]) -> Result:
     """Reads a body; a long one in a thread, one after the other: the loop has its turns meanwhile."""
     if len(body) <= LONG_BODY:
         return read(body, state.limits)
@@ -218,16 +214,8 @@ class RequestWork:
         return until_gone(work, self.request.receive, self.state.closing, self.deadline)
 
     async def in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Renders and tokenises in a sandbox. Where many want one, keys take turns; and long jobs leave one sandbox to
-        short ones, which would else wait for all of them."""
-        state, owner = self.state, self.ticket.owner
-        long = sum(map(job_bytes, jobs)) > LONG_JOB
-        async with contextlib.AsyncExitStack() as held:
-            for turns in (state.long_turns, state.sandbox_turns) if long else (state.sandbox_turns,):
-                if not turns.take(owner):
-                    await self._soon(turns.acquire(owner=owner))
-                held.callback(turns.release, owner=owner)
-            return await self._soon(state.sandboxes.run(jobs))
+        """Renders and tokenises in a sandbox. Where many want one, keys take turns."""
+        return await self.state.turns.run(self.state.sandboxes, jobs, self.ticket.owner, self._soon)
 
     async def check_pattern(self, pattern: str) -> None:
         """Has a pattern of stop_when looked at in its process. Raises UsageError."""

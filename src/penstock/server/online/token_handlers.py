@@ -4,17 +4,16 @@ the only copy of a tokenizer. It knows requests, forms and the tokenizer; no eng
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.sandbox.sandbox_process import TextJob, TokensJob
+from penstock.sandbox.sandbox_process import TellJob, TokensJob, tokens_json
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import key_of
-from penstock.server.online.buffered import json_response
-from penstock.server.online.handlers import RequestWork
+from penstock.server.online.buffered import JSON, json_response
+from penstock.server.online.handlers import RequestWork, read_body
 from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError, check_model
 from penstock.server.openai.prompt_ids import LONG_TEXT, chat_prompt
@@ -24,51 +23,42 @@ from penstock.server.openai.translate import size_of
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-MOST_CHARACTERS = 1_000_000  # of a text; a second or so of a processor
-MOST_IDS = 1_000_000  # of a body of /detokenize; commas are counted before it is read
+MOST_BYTES = 1_000_000  # of a text in UTF-8: as many tokens at most, 170 MB while they are made, a second or two
 FEW_IDS = 1_024  # that the event loop decodes by itself; about 1 ms
 
 
 async def post_tokenize(state: AppState, request: Request) -> Response:
     """POST /tokenize: a text, or a chat as the model's template renders it. Raises PenstockError, ClientGoneError."""
-    tokenizer, facts = _tokenizer(state), state.client.facts
+    tokenizer, most = _tokenizer(state), state.client.facts.max_model_len
     key = key_of(request.scope)
     state.request_limits.check(key)
     with state.intake.place() as place:
-        asked = read_tokenize(await state.intake.read(request, place), state.limits)
+        asked = await read_body(state, await state.intake.read(request, place), read_tokenize)
         form = asked.form
         check_model(form.model, state.model)
         ticket = state.request_limits.acquire(key, *size_of(form))
         try:
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
+            special = form.add_special_tokens is not False
             if isinstance(form, ChatForm):
                 ids = (await chat_prompt(form, work.prompt_tools)).ids
+                told = await work.in_thread(lambda: tokens_json(ids, most, tokenizer if asked.spelt else None))
             else:
-                ids = await _ids_of(str(form.prompt), form.add_special_tokens is not False, tokenizer, work)
-            spelt = await _spelt(ids, tokenizer, state) if asked.spelt else None
+                told = await _told(TellJob(str(form.prompt), special, asked.spelt), tokenizer, most, work)
         finally:
             ticket.release()
-    return json_response({"count": len(ids), "max_model_len": facts.max_model_len, "tokens": ids, "token_strs": spelt})
+    return Response(told, media_type=JSON)
 
 
-async def _ids_of(text: str, special: bool, tokenizer: Tokenizer, work: RequestWork) -> list[int]:
-    """Returns a text's ids: also of one that is longer than the context, whose length is what many want to know."""
-    if len(text) > MOST_CHARACTERS:
-        raise HttpError(f"prompt has more than {MOST_CHARACTERS} characters: tokenise it in parts", param="prompt")
-    if len(text) <= LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens=special)
-    (reply,) = await work.in_sandbox([TextJob([text], special, any_length=True)])
-    return reply.ids[0]
-
-
-async def _spelt(ids: list[int], tokenizer: Tokenizer, state: AppState) -> list[str]:
-    """Returns what each token spells; the loop turns meanwhile."""
-    spelt: list[str] = []
-    for first in range(0, len(ids), state.limits.turn_tokens):
-        some = ids[first : first + state.limits.turn_tokens]
-        spelt += map(tokenizer.token_text, some)
-        await state.yielder.spend(len(some))
-    return spelt
+async def _told(job: TellJob, tokenizer: Tokenizer, most: int, work: RequestWork) -> bytes:
+    """Returns a text's tokens: also of one that is longer than the context, whose length is what many want to know."""
+    if len(job.text) <= LONG_TEXT:
+        ids = tokenizer.encode(job.text, add_special_tokens=job.add_special_tokens)
+        return tokens_json(ids, most, tokenizer if job.spelt else None)
+    if len(job.text) > MOST_BYTES or len(job.text.encode("utf-8", "replace")) > MOST_BYTES:
+        raise HttpError(f"prompt has more than {MOST_BYTES} bytes: tokenise it in parts", param="prompt")
+    (reply,) = await work.in_sandbox([job])
+    return reply.told
 
 
 async def post_detokenize(state: AppState, request: Request) -> Response:
@@ -76,17 +66,15 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
     tokenizer, key = _tokenizer(state), key_of(request.scope)
     state.request_limits.check(key)
     with state.intake.place() as place:
-        body = await state.intake.read(request, place)
-        model, ids = read_detokenize(
-            body, state.client.facts.vocab_size, replace(state.limits, max_values=MOST_IDS + 2)
-        )
+        body, size = await state.intake.read(request, place), state.client.facts.vocab_size
+        model, ids = await read_body(state, body, lambda body, limits: read_detokenize(body, size, limits))
         check_model(model, state.model)
-        ticket = state.request_limits.acquire(key, 1, len(ids))
+        ticket = state.request_limits.acquire(key, 1, ids.size)
         try:
-            if len(ids) <= FEW_IDS:
+            if ids.size <= FEW_IDS:
                 text = tokenizer.decode(ids, skip_special_tokens=False)
             else:
-                (reply,) = await RequestWork(state, request, ticket, None).in_sandbox([TokensJob(ids)])
+                (reply,) = await RequestWork(state, request, ticket, None).in_sandbox([TokensJob(ids.tobytes())])
                 text = reply.text
         finally:
             ticket.release()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.errors import UsageError
 from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError
@@ -95,15 +94,11 @@ class AnswerReading:
         HttpError."""
         sampling, form, whole = self._sampling, self._asked, self._around()
         if whole is not None:
-            try:
-                if form is None or self._form.must_call:  # an answer that calls a tool has no content to hold
-                    made = StructuredOutputsParams(around=whole)
-                else:
-                    made = replace(form, around=whole)
-                sampling = replace(sampling, structured_outputs=made)
-            except UsageError as error:
-                param = "tools" if form is None else "structured_outputs"
-                raise HttpError(error.rule.replace("structured_outputs", param, 1), param=param) from error
+            if form is None or self._form.must_call:  # an answer that calls a tool has no content to hold
+                made = StructuredOutputsParams(around=whole)
+            else:
+                made = replace(form, around=whole)
+            sampling = replace(sampling, structured_outputs=made)
         if (
             self._harmony
             or self._by_template is not None

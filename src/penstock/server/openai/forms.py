@@ -6,7 +6,7 @@ no HTTP.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -125,6 +125,7 @@ class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stop_when: StopWhenForm | None = None
+    format_field: ClassVar[str] = "response_format"  # what the body calls that
 
     def __post_init__(self) -> None:
         self.model = self.model or None

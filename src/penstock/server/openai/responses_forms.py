@@ -10,7 +10,7 @@ needs of earlier ones comes in `input`. It knows both forms; how a chat is run i
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 
@@ -43,7 +43,6 @@ from penstock.server.openai.unsupported_fields import CALLED, RESPONSES, sift
 PARAMS = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
-    "structured_outputs": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
 
@@ -115,6 +114,7 @@ class ResponsesChat(ChatForm, kw_only=True):
     """The chat that a response's body is. asked: what its answer says again of the body."""
 
     asked: Json
+    format_field: ClassVar[str] = "text.format"
 
 
 def read_responses(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ResponsesChat:

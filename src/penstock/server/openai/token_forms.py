@@ -5,12 +5,17 @@ It knows JSON and the forms of the two routes whose prompts these are; no tokeni
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from penstock.mask_board import Int32
 from penstock.server.openai.forms import ChatForm, CompletionForm, chat_form, completion_form, read_object
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
+
+MOST_IDS = 1_000_000  # of a body of /detokenize; its values are counted before it is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +40,23 @@ def read_tokenize(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Tokeni
     return TokenizeForm(completion_form(raw, limits), spelt)
 
 
-def read_detokenize(
-    body: bytes | bytearray, vocabulary: int, limits: HttpLimits = USUAL
-) -> tuple[str | None, list[int]]:
+def read_detokenize(body: bytes | bytearray, vocabulary: int, limits: HttpLimits = USUAL) -> tuple[str | None, Int32]:
     """Reads the body of POST /detokenize: (the model that is asked for, ids). Raises HttpError."""
-    raw = read_object(body, limits)
+    raw = read_object(body, replace(limits, max_values=MOST_IDS + 2))
     model, tokens = raw.pop("model", None), raw.pop("tokens", None)
     if raw:
         name = sorted(raw)[0]
         raise HttpError(f"{name!r} is not a field of /detokenize: it takes model and tokens", param=name)
     if model is not None and not isinstance(model, str):
         raise HttpError("model must be a text", param="model")
+    if isinstance(tokens, list) and len(tokens) > MOST_IDS:
+        raise HttpError(f"tokens has more than {MOST_IDS} ids: send them in parts", param="tokens")
     if not isinstance(tokens, list) or set(map(type, tokens)) - {int}:
         raise HttpError("tokens must be a list of token ids", param="tokens")
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
         message = f"tokens has an id outside the vocabulary: ids go from 0 to {vocabulary - 1}"
         raise HttpError(message, param="tokens")
-    return model, tokens
+    return model, np.array(tokens, np.int32)
 
 
 def _flag(raw: dict[str, Any], name: str) -> bool:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from penstock.errors import UsageError
-from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams, StructuredOutputsParams
-from penstock.sandbox.sandbox_process import GrammarJob
+from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
+from penstock.server.openai.answer_forms import STRUCTURED, check_form, field_of, renamed, structured
 from penstock.server.openai.answer_reading import AnswerReading, MakeReader, check_auto
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, StreamOptions, prompts_in
 from penstock.server.openai.generate_form import TokensForm
@@ -40,9 +40,6 @@ MAX_CHOICES = 65_536  # prompts x n of one body
 LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
 MAX_STOP_TOKENS = 1_024  # stop_token_ids
 MAX_SALT_LENGTH = 1_024  # characters
-TAG_FIELDS = ("structures", "triggers", "format")  # of a response_format
-_OUR_LARK = re.compile(r"at \d+\(\d+\): (?=failed to compile JSON)| \d+ \| .*%json .*| \d+ \| \.\.\..*", re.DOTALL)
-_WHITE = ("disable_any_whitespace", "whitespace_pattern")  # of structured_outputs, also beside another form
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
 _SAMPLING = [
@@ -100,6 +97,7 @@ class Call:
     include_reasoning: bool = True
     tokens_only: TokensOnly | None = None  # the answer is /inference/v1/generate's
     scoring: ScoringBody | None = None  # labels' probabilities are told, no text
+    form_field: str = STRUCTURED  # of the body, that the form of its answers came from
     asked: Json | None = None  # what the answer of /v1/responses says again of its body
 
     @property
@@ -161,11 +159,15 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call
     await check_stop_when(given.stop_when, tools)
     prompts = [await chat_prompt(form, tools)]
     reading = AnswerReading(form, given, prompts[0], tools)
-    given = reading.held()
+    form_field = field_of(form, of_tools=form.must_call or given.structured_outputs is None)
+    try:
+        given = reading.held()
+    except UsageError as error:
+        raise renamed(error, form_field) from error
     await _check_texts(given, tools)
-    of_tools = form.response_format is None and form.structured_outputs is None
-    await _check_form(given, tools, "tools" if of_tools else "structured_outputs")
+    await check_form(given, tools, form_field)
     call = _call(form, given, prompts, tools.facts)
+    call.form_field = form_field
     call.reader = reading.reader
     call.include_reasoning = form.include_reasoning
     call.asked = form.asked if isinstance(form, ResponsesChat) else None
@@ -200,7 +202,7 @@ async def completion_params(form: CompletionForm, tools: PromptTools) -> Complet
         raise HttpError(message, param="n")
     await check_stop_when(given.stop_when, tools)
     await _check_texts(given, tools)
-    await _check_form(given, tools, "structured_outputs")
+    await check_form(given, tools, field_of(form))
     if isinstance(form, TokensForm) and not given.stop and given.structured_outputs is None and not given.stop_when:
         given.detokenize = False  # nobody sees the text
     return CompletionParams(form, given, only_prompt)
@@ -253,11 +255,12 @@ def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> S
             check_id(token, facts.vocab_size, name)
     try:
         stop_when = None if form.stop_when is None else form.stop_when.made
-        return SamplingParams(**knobs, structured_outputs=_structured(form), stop_when=stop_when)
+        return SamplingParams(**knobs, structured_outputs=structured(form), stop_when=stop_when)
     except HttpError:
         raise
     except UsageError as error:
-        raise HttpError(error.rule, param=error.param) from error
+        named = renamed(error, field_of(form))
+        raise HttpError(named.rule, param=named.param) from error
 
 
 def _check_asked(form: BaseForm) -> None:
@@ -305,55 +308,6 @@ async def _check_words(sampling: SamplingParams, tools: PromptTools) -> None:
         await tools.aside(lambda: bad_word_ids(tokenizer, words))
 
 
-def _structured(form: BaseForm) -> StructuredOutputsParams | None:
-    """The form that answers are to have. Raises HttpError."""
-    asked, given = form.response_format, None if form.structured_outputs is None else form.structured_outputs.given
-    tag = {} if asked is None else {name: value for name in TAG_FIELDS if (value := getattr(asked, name)) is not None}
-    if asked is not None and tag and asked.type != "structural_tag":
-        raise HttpError(f"{next(iter(tag))} is of response_format structural_tag", param="response_format")
-    given = given or {}
-    white = {name: given[name] for name in _WHITE if name in given}
-    if asked is None or asked.type == "text":
-        # Beside tools alone: their arguments have no white space as it is.
-        idle = white.keys() == given.keys() == {"disable_any_whitespace"} and getattr(form, "tools", None)
-        return StructuredOutputsParams(**given) if given and not idle else None
-    if given.keys() != white.keys():
-        raise HttpError("response_format and structured_outputs are two forms: give one", param="structured_outputs")
-    if asked.type == "structural_tag":
-        return StructuredOutputsParams(structural_tag={"type": asked.type, **tag}, **white)
-    if asked.type == "json_object":
-        return StructuredOutputsParams(json_object=True, **white)
-    if asked.json_schema is None:
-        raise HttpError("response_format.json_schema is missing: {name, schema}", param="response_format.json_schema")
-    schema = asked.json_schema.schema
-    return StructuredOutputsParams(
-        json={"type": "object"} if schema is None else schema, lenient=asked.json_schema.strict is not True, **white
-    )
-
-
-async def _check_form(sampling: SamplingParams, tools: PromptTools, param: str) -> None:
-    """Raises HttpError for a form that cannot be served, in the words of who compiles it; in the sandbox, whose limits
-    it may pass. param: where it came from."""
-    if sampling.structured_outputs is None:
-        return
-    if tools.tokenizer is None:
-        message = "structured_outputs need text, and this server has no tokenizer: leave them out"
-        raise HttpError(message, param="structured_outputs")
-    if tools.forms.has(sampling.structured_outputs):
-        return
-    try:
-        await tools.sandboxed([GrammarJob(sampling.structured_outputs)])
-        tools.forms.add(sampling.structured_outputs)
-    except HttpError:
-        raise
-    except UsageError as error:
-        if error.param == "prompt":  # it passed the sandbox's limits
-            raise HttpError(
-                f"{param} take too much time or memory to compile: make them simpler", param=param
-            ) from error
-        raise HttpError(_OUR_LARK.sub("", error.rule.replace("structured_outputs", param, 1)), param=param) from error
-
-
 def _call(
     form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[TokenizedPrompt], facts: EngineFacts
 ) -> Call:
@@ -375,6 +329,7 @@ def _call(
         tokens_as_ids=form.return_tokens_as_token_ids or not sampling.detokenize,
         timeout=form.timeout,
         salt=_salt(form.cache_salt),
+        form_field=field_of(form),
     )
 
 

@@ -22,7 +22,7 @@ from penstock.config import BLOCK_SIZE, Config
 from penstock.execute.open_runner import open_runner
 from penstock.execute.runner import TorchRunner
 from penstock.row_table import WANTS_FILTER, WANTS_PENALTY
-from penstock.schedule.step import JOIN_RECORD, Chunks, Joins, StepPlan
+from penstock.schedule.step import JOIN_RECORD, Chunks, Joins, Moves, StepPlan
 
 NOTHING = np.zeros(0, np.int32)
 
@@ -123,7 +123,7 @@ def _decode(args: argparse.Namespace, number: int, groups: int, prefix: int) -> 
     if number == 0:
         mine = prompts.size + 1 + np.arange(args.rows * own, dtype=np.int32).reshape(args.rows, own)
         of_group = prompts[rows // args.group]
-        plan.copies = np.stack((of_group[:, -1], mine[:, 0]), axis=1)
+        plan.moves.blocks = np.stack((of_group[:, -1], mine[:, 0]), axis=1)
         plan.joins = _joins(args, wants, length, np.concatenate((of_group[:, :prefix], mine), axis=1))
     return plan
 
@@ -144,7 +144,7 @@ def _plan(number: int, rows: np.ndarray, lengths: np.ndarray, wants: int = 0, ch
     return StepPlan(
         number=number, rows=rows, lengths=lengths, wants=wants,
         group_start=np.zeros(1, np.int32), group_blocks=np.zeros((0, 0), np.int32), group_length=NOTHING,
-        copies=np.zeros((0, 2), np.int32), new_blocks=np.zeros((0, 3), np.int32), joins=None, chunks=chunks,
+        moves=Moves.none(), new_blocks=np.zeros((0, 3), np.int32), joins=None, chunks=chunks,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from penstock.execute.runner import TorchRunner
 from penstock.execute.step_table import run_ahead
 from penstock.kernels import choose
 from penstock.row_table import WANTS_FILTER, WANTS_LOGPROBS, WANTS_PENALTY
-from penstock.schedule.step import Joins, StepPlan
+from penstock.schedule.step import Joins, Moves, StepPlan
 
 LLAMA_1B = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
@@ -133,7 +133,7 @@ class _Plans:
             number=step, rows=rows, lengths=np.full(self.rows, self.start + step, np.int32), wants=wants,
             group_start=np.minimum(np.arange(self.groups + 1) * size, self.rows).astype(np.int32),
             group_blocks=self._prefixes(), group_length=np.full(self.groups, self.prefix * BLOCK_SIZE, np.int32),
-            copies=np.zeros((0, 2), np.int32), new_blocks=np.zeros((0, 3), np.int32),
+            moves=Moves.none(), new_blocks=np.zeros((0, 3), np.int32),
             joins=self._joins(wants, size) if step == 0 else None, chunks=None,
         )  # fmt: skip
 

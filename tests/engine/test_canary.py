@@ -80,7 +80,7 @@ def test_the_canary_dies_of_a_foreign_block(folder: Path) -> None:
                 live = [row for row in range(rows.count) if rows.blocks[row] - rows.shared[row] > 1]
                 a, b = (int(rows.table[row, rows.shared[row]]) for row in (live[0], live[-1]))
                 assert a != b
-                for layer in kv.layers:
+                for (layer,) in kv.layers:
                     layer.storage[[a, b]] = layer.storage[[b, a]]
 
         with torch.inference_mode():

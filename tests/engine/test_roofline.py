@@ -16,7 +16,7 @@ from penstock.models.sizes import ModelSizes
 from penstock.request import Request, SamplingParams
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import Chunks, StepPlan, StepTokens
+from penstock.schedule.step import Chunks, Moves, StepPlan, StepTokens
 
 MODEL = ModelSizes(layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64)
 MEMORY = GpuSpecs(item=2, copy=1e6, flops=1e18)  # products cost nothing but the reading of their weights
@@ -175,5 +175,5 @@ def _plan(rows: int) -> StepPlan:
     return StepPlan(
         number=0, rows=np.arange(rows, dtype=np.int32), lengths=np.full(rows, 7, np.int32), wants=0,
         group_start=np.zeros(1, np.int32), group_blocks=none.reshape(0, 0), group_length=none,
-        copies=none.reshape(0, 2), new_blocks=none.reshape(0, 3), joins=None, chunks=None,
+        moves=Moves.none(), new_blocks=none.reshape(0, 3), joins=None, chunks=None,
     )  # fmt: skip

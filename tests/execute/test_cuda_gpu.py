@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -65,8 +67,9 @@ def test_a_plain_draw_asks_nothing_of_the_device() -> None:
 def test_blocks_of_a_large_pool_are_cleared_and_no_others() -> None:
     """70,000 blocks of 64 KiB: 4.6 GB a layer, past what 32 bits count."""
     blocks = 70_000
-    cache = KvCache([KvForm(8, 128, torch.bfloat16, torch.bfloat16)], blocks, torch.device("cuda"))
-    storage = cache._storage[0]
+    layer = SimpleNamespace(form=KvForm(8, 128, torch.bfloat16, torch.bfloat16), source=None)
+    cache = KvCache([[layer]], blocks, torch.device("cuda"))
+    storage = cache._pages[0]
     storage.fill_(1)
     gone = torch.tensor([0, 35_000, blocks - 1], device="cuda")
     cache.clear(gone)

@@ -276,7 +276,7 @@ def test_a_row_that_is_not_finite_ends_alone_and_its_blocks_are_as_good_as_new(b
         host.next_block = 1  # all of them are handed out again
         told[poison] = first, host.run([host.row(0, [8] * 5, 40, ask)], 2).tolist()
         assert isinstance(runner._state, DeviceStep) and host.clears is (poison is not None)
-        assert all(layer.worth(torch.tensor(bad.blocks)).isfinite().all() for layer in runner._state.kv.layers)
+        assert all(layer.worth(torch.tensor(bad.blocks)).isfinite().all() for (layer,) in runner._state.kv.layers)
         runner.close()
     assert told[100][0][0] == [BAD_LOGITS, NO_TOKEN]
     assert told[100][0][1:] == told[None][0][1:] and told[100][1] == told[None][1]

@@ -106,18 +106,18 @@ def test_the_sample_is_what_scales_are_of(folder: Path) -> None:
     model = loaded(folder)
     sample = torch.randint(300, (3, 40), generator=torch.Generator().manual_seed(5))
     seen = look_at_kv(model, OPS, sample)
-    cache = KvCache(model.kv_forms, 11, CPU)
+    cache = KvCache(model.keepers, 11, CPU)
     from penstock.execute import kv_fit
 
     inputs = kv_fit.whole_prompts(3, 40, torch.arange(1, 10).view(3, 3))
     with torch.inference_mode():
         model.forward(sample.flatten(), inputs, cache.layers)
-    for layer, found in zip(cache.layers, seen, strict=True):
+    for (layer,), found in zip(cache.layers, seen, strict=True):
         assert torch.equal(found.largest[0], layer.keys.abs().amax((0, 2, 3)))
         assert torch.equal(found.largest[1], layer.values.abs().amax((0, 2, 3)))
         assert 0 < found.key_error < KEY_ERROR
     fit_kv(model, "fp8", OPS, sample=sample)
-    for form, found in zip(model.kv_forms, seen, strict=True):
+    for form, found in zip(model.paged_forms, seen, strict=True):
         assert (form.keys, form.values) == (E4M3, E4M3)
         assert form.scales is not None and torch.equal(form.scales, scales_for(found.largest))
 
@@ -127,17 +127,17 @@ def test_scales_that_an_artifact_keeps_are_taken_and_nothing_is_measured(
 ) -> None:
     model = loaded(folder)
     fit_kv(model, "fp8", OPS)
-    plain = loaded(folder).kv_forms[0]
-    model.blocks[0].attention.kv_form = kept_form(plain, ([], [2.0**-3] * plain.kv_heads), CPU)
-    told = {block.attention.name: told_scales(block.attention.kv_form) for block in model.blocks}
+    plain = loaded(folder).paged_forms[0]
+    model.blocks[0].attention.form = kept_form(plain, ([], [2.0**-3] * plain.kv_heads), CPU)
+    told = {block.attention.name: told_scales(block.attention.form) for block in model.blocks}
     config = Config.of(device="cpu", kv_cache_dtype="fp8")
     config.kv_scales = json.loads(json.dumps(told))
     monkeypatch.setattr(kv_fit, "look_at_kv", None)
     opened = loaded(folder)
     settle_kv(config, folder, opened, OPS)
-    assert [told_scales(form) for form in opened.kv_forms] == list(told.values())
-    assert opened.kv_forms[0].keys == F32 and opened.kv_forms[1].keys == E4M3
-    own = kept_form(opened.kv_forms[1], ([1.0, 2.0], [4.0, 8.0]), CPU, Layout(1, 2))
+    assert [told_scales(form) for form in opened.paged_forms] == list(told.values())
+    assert opened.paged_forms[0].keys == F32 and opened.paged_forms[1].keys == E4M3
+    own = kept_form(opened.paged_forms[1], ([1.0, 2.0], [4.0, 8.0]), CPU, Layout(1, 2))
     assert own.scales is not None and own.scales.tolist() == [[2.0], [8.0]]
 
 
@@ -145,7 +145,7 @@ def test_the_same_at_each_start(folder: Path) -> None:
     first, second = loaded(folder), loaded(folder)
     fit_kv(first, "fp8", OPS)
     fit_kv(second, "fp8", OPS)
-    for a, b in zip(first.kv_forms, second.kv_forms, strict=True):
+    for a, b in zip(first.paged_forms, second.paged_forms, strict=True):
         assert a.scales is not None and b.scales is not None and torch.equal(a.scales, b.scales)
 
 
@@ -154,16 +154,16 @@ def test_planted_key_biases_keep_that_layers_keys_wide(tmp_path: Path) -> None:
     errors = [layer.key_error for layer in look_at_kv(model, OPS)]
     assert errors[0] > 2 * KEY_ERROR and errors[1] < KEY_ERROR / 2
     fit_kv(model, "fp8", OPS)
-    wide, narrow = model.kv_forms
+    wide, narrow = model.paged_forms
     assert (wide.keys, wide.values, wide.eight) == (F32, E4M3, 1) and narrow.eight == 2
     assert wide.scales is not None and (wide.scales[0] == 1).all()
-    assert kv_words(model.kv_forms) == "float8_e4m3fn, keys of layers 0 in float32"
+    assert kv_words(model.paged_forms) == "float8_e4m3fn, keys of layers 0 in float32"
 
 
 def test_without_them_all_keys_go_to_eight_bits(tmp_path: Path) -> None:
     model = with_key_biases(tmp_path, 0.0)
     fit_kv(model, "fp8", OPS)
-    assert [form.eight for form in model.kv_forms] == [2, 2] and kv_words(model.kv_forms) == "float8_e4m3fn"
+    assert [form.eight for form in model.paged_forms] == [2, 2] and kv_words(model.paged_forms) == "float8_e4m3fn"
 
 
 def test_numbers_that_are_none_are_told_of(folder: Path) -> None:
@@ -179,7 +179,7 @@ def open_with(folder: Path, **knobs: Any) -> tuple[dict[str, Any], list[int]]:
     runner = open_runner(Config.of(device="cpu", max_num_seqs=8, **knobs), folder)
     try:
         assert runner._state is not None
-        return runner.describe(), [form.eight for form in runner._state.model.kv_forms]
+        return runner.describe(), [form.eight for form in runner._state.model.paged_forms]
     finally:
         runner.close()
 
@@ -198,9 +198,9 @@ def test_twice_the_tokens_in_the_same_memory(folder: Path, monkeypatch: pytest.M
     wide, _ = open_with(folder, dtype="bfloat16", max_model_len=64, max_num_batched_tokens=64)
     narrow, _ = open_with(folder, dtype="bfloat16", max_model_len=64, max_num_batched_tokens=64, kv_cache_dtype="fp8")
     model = loaded(folder)
-    half = token_bytes(model.kv_forms) - 4
+    half = token_bytes(model.paged_forms) - 4
     fit_kv(model, "fp8", OPS)
-    assert (token_bytes(model.kv_forms) - 4) * 4 == half
+    assert (token_bytes(model.paged_forms) - 4) * 4 == half
     assert 1.9 * wide["kv_tokens"] < narrow["kv_tokens"] < 8 * 64
 
 
@@ -236,7 +236,7 @@ def test_the_checkpoints_scales_are_taken_and_what_it_lacks_is_measured(tmp_path
     folder = store_scales(make_folder(tmp_path), k0=one, v0=two.bfloat16())
     runner = open_runner(Config.of(model=str(folder), device="cpu", kv_cache_dtype="fp8", kv_cache_tokens=512), folder)
     assert runner._state is not None
-    first, second = runner._state.model.kv_forms
+    first, second = runner._state.model.paged_forms
     runner.close()
     want = torch.stack([one.expand(2), two.bfloat16().float()])
     assert first.scales is not None and torch.equal(first.scales, want) and first.eight == 2

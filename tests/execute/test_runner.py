@@ -153,13 +153,13 @@ def test_limit_ends_a_row_and_what_runs_too_far_changes_nothing(runner: TorchRun
     assert runner._state is not None
     before = _state_of(runner, 0)
     assert before[1:3] == [7, True]
-    kv = [layer.storage[short.blocks].clone() for layer in runner._state.kv.layers]
+    kv = [layer.storage[short.blocks].clone() for (layer,) in runner._state.kv.layers]
     flights = [host.launch([short, long]) for _ in range(40)]
     tokens = np.stack([flight.fetch().tokens for flight in flights], axis=1)
     assert (tokens[0] == NO_TOKEN).all() and (tokens[1] >= 0).all()
     after = _state_of(runner, 0)
     assert after[:3] == before[:3]
-    for layer, old in zip(runner._state.kv.layers, kv, strict=True):
+    for (layer,), old in zip(runner._state.kv.layers, kv, strict=True):
         assert torch.equal(layer.storage[short.blocks[:1]], old[:1])
     # and its number is as good as new
     again = host.row(0, _prompt(9), 60, ASKS[1])
@@ -325,7 +325,7 @@ def test_close_gives_weights_and_cache_back() -> None:
     assert runner._state is not None
     held = [
         weakref.ref(runner._state.model),
-        weakref.ref(runner._state.kv.layers[0].storage),
+        weakref.ref(runner._state.kv.layers[0][0].storage),
         weakref.ref(runner._state.rows),
     ]
     runner.close()

@@ -170,9 +170,9 @@ def test_memory_comes_back_and_answers_stay(folders: tuple[Path, Path], knobs: d
         runner: Any = llm.engine.runner
         held = list(arrays_of(runner._state.model.parts))
         model = runner._state.model
-        stays = {id(each) for each in (*model.kinds.values(), *(form.scales for form in model.kv_forms))}
+        stays = {id(each) for each in (*model.kinds.values(), *(form.scales for form in model.paged_forms))}
         weights = [weakref.ref(array) for _, array in held if id(array) not in stays]
-        kv = [weakref.ref(layer.storage) for layer in runner._state.kv.layers]
+        kv = [weakref.ref(layer.storage) for (layer,) in runner._state.kv.layers]
         del held, model
         llm.sleep(level)
         assert llm.is_sleeping() and llm.engine.scheduler.stats()["kv_usage"] == 0

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import pytest
 import torch
 from corpus import make_model
 from execute_drive import Ask, Host, tiny_runner
+from ranks_together import Together, met
 from record import replay
 from service import until
 
@@ -33,10 +33,10 @@ from penstock.execute.runner import TorchRunner
 from penstock.parallel.collectives import Gloo
 from penstock.parallel.layout import Layout
 from penstock.ranks import rank_runner
-from penstock.ranks.rank_channel import LATE_MASKS, PLANS, RankStart, decode_start, encode
+from penstock.ranks.rank_channel import PLANS, RankStart, decode_start, encode
 from penstock.ranks.rank_runner import RankFlight, RankRunner, open_ranks
 from penstock.ranks.remote_rank import RemoteRank
-from penstock.schedule.step import BAD_LOGITS, Flight, LateMasks, Runner, StepPlan, StepTokens
+from penstock.schedule.step import BAD_LOGITS, Flight, Runner
 
 pytestmark = pytest.mark.torch
 
@@ -58,41 +58,6 @@ ASKS = [
     Ask(temperature=0.9, top_k=5, seed=7), Ask(temperature=1.5, min_p=0.02, min_tokens=3, stop_ids=[9, 300], seed=8),
     Ask(temperature=1.5, top_k=40, top_p=0.6, allowed=[*range(20, 500, 3)], bias={400: 2.0}, seed=10),
 ]  # fmt: skip
-
-
-def met(folder: Path, ranks: int) -> list[Gloo]:
-    ends = [Gloo(folder / f"meeting{ranks}", rank, ranks, 20.0) for rank in range(ranks)]
-    with ThreadPoolExecutor(ranks) as threads:
-        list(threads.map(Gloo.connect, ends))
-    return ends
-
-
-@dataclass
-class Together:
-    """Ranks as threads."""
-
-    runners: list[TorchRunner]
-
-    def __post_init__(self) -> None:
-        self.num_blocks = self.runners[0].num_blocks
-
-    def launch(self, plan: StepPlan) -> Flight:
-        data = PLANS.encode(plan)
-        return AllFlights([runner.launch(PLANS.decode(data)) for runner in self.runners])
-
-    def draw(self, late: LateMasks) -> Flight:
-        data = LATE_MASKS.encode(late)
-        return AllFlights([runner.draw(LATE_MASKS.decode(data)) for runner in self.runners])
-
-
-@dataclass
-class AllFlights:
-    flights: list[Flight]
-
-    def fetch(self) -> StepTokens:
-        first, *others = [flight.fetch() for flight in self.flights]
-        assert all((first.tokens == other.tokens).all() for other in others), "ranks drew different tokens"
-        return first
 
 
 def together(folder: Path, ranks: int, poison: int | None = None, **config: Any) -> Together:
@@ -122,7 +87,7 @@ def drive(runner: Runner) -> list[list[list[int]]]:
 @pytest.mark.parametrize("ranks", [2, 4])  # four ranks have two key heads: each stands on two of them
 def test_ranks_give_the_tokens_of_one(ranks: int, tmp_path: Path) -> None:
     one, several = tiny_runner(**SHAPE), together(tmp_path, ranks)
-    shapes = {runner._state.kv.layers[0].kv_heads for runner in several.runners}  # type: ignore[union-attr]
+    shapes = {runner._state.kv.layers[0][0].kv_heads for runner in several.runners}  # type: ignore[union-attr]
     assert shapes == {1}, "heads are not divided"
     want, got = drive(one), drive(several)
     assert want == got and len({tuple(tail) for tail in want[1]}) > 3
@@ -166,7 +131,7 @@ def test_blocks_are_cleared_on_every_rank(tmp_path: Path) -> None:
     host.run([host.row(1, prompt(13), 40, ask)], 2)
     blocks = torch.tensor(bad.blocks)
     for runner in several.runners:
-        assert all(layer.worth(blocks).isfinite().all() for layer in runner._state.kv.layers)  # type: ignore[union-attr]
+        assert all(layer.worth(blocks).isfinite().all() for (layer,) in runner._state.kv.layers)  # type: ignore[union-attr]
         runner.close()
 
 
@@ -252,7 +217,7 @@ def test_kv_in_eight_bits_has_the_scales_of_a_ranks_own_heads(folder: Path) -> N
         config = Config.of(**KNOBS, kv_cache_dtype="fp8")
         runner = open_ranks(config, folder, 2) if ranks == 2 else opening.open_runner(config, folder)
         assert runner._state is not None and runner.describe()["kv_cache_dtype"] == "float8_e4m3fn"
-        scales.append([form.scales for form in runner._state.model.kv_forms])
+        scales.append([form.scales for form in runner._state.model.paged_forms])
         host = Host(runner)
         told.append(host.run([host.row(i, prompt(20, i), 100, ask) for i, ask in enumerate(asks)], 12).tolist())
         runner.close()

@@ -212,7 +212,7 @@ class FakeRunner:
 
     def _step(self, plan: StepPlan) -> StepTokens:
         slots = self._slots.reshape(-1, 16)
-        slots[plan.copies[:, 1]] = slots[plan.copies[:, 0]]
+        slots[plan.moves.blocks[:, 1]] = slots[plan.moves.blocks[:, 0]]
         self._join(plan)
         self._table[plan.new_blocks[:, 0], plan.new_blocks[:, 1]] = plan.new_blocks[:, 2]
         self._prefill(plan)

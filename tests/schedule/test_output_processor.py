@@ -15,7 +15,7 @@ from penstock.schedule.output_processor import OutputProcessor
 from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import DRAINED, EACH_TOKEN, ENDED, FREE, ON_WATCH, PREEMPTED, RUNNING, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan, StepTokens, TokenLogprobs
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Moves, StepPlan, StepTokens, TokenLogprobs
 from penstock.schedule.stop_token_masks import StopTokenMasks
 
 VOCAB, EOS, WIDTH = 40, (3, 9), 8
@@ -187,7 +187,7 @@ def empty_plan(number: int, rows: np.ndarray, lengths: np.ndarray) -> StepPlan:
         group_start=np.zeros(1, np.int32),
         group_blocks=none.reshape(0, 0),
         group_length=none,
-        copies=none.reshape(0, 2),
+        moves=Moves.none(),
         new_blocks=none.reshape(0, 3),
         joins=None,
         chunks=None,

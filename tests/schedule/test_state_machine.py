@@ -14,6 +14,7 @@ from schedule_drive import EOS, VOCAB, Drive, submit_random
 
 from penstock.request import REST, SamplingParams
 from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.schedule.state_slots import first_snapshot
 
 RANDOMS = st.randoms(use_true_random=False)
 
@@ -44,11 +45,15 @@ class Machine(RuleBasedStateMachine):
         bad_in=st.sampled_from([0, 0, 150]),
         misled=st.booleans(),
         windows=st.booleans(),
+        states=st.booleans(),
         drafts=st.none() | st.integers(0, 99),
     )
-    def start(self, rng: random.Random, lag: int, bad_in: int, misled: bool, windows: bool, drafts: int | None) -> None:
+    def start(
+        self, rng: random.Random, lag: int, bad_in: int, misled: bool, windows: bool, states: bool, drafts: int | None
+    ) -> None:
         limits = with_windows(limits_of(rng), rng) if windows else limits_of(rng)
-        self.drive, self.lag = Drive(limits, bad_in, misled, drafts), lag
+        limits = with_states(limits, rng) if states else limits
+        self.drive, self.lag = Drive(limits, bad_in, misled, None if states else drafts), lag
 
     @rule(rng=RANDOMS)
     def submit(self, rng: random.Random) -> None:
@@ -113,11 +118,18 @@ def with_windows(limits: SchedulerConfig, rng: random.Random) -> SchedulerConfig
     return replace(limits, window=window, window_tables=tables, num_blocks=(limits.num_blocks - 1) * (1 + tables) + 1)
 
 
-def random_replay(seed: int, lag: int, few: int = 64, windows: bool = False) -> Drive:
+def with_states(limits: SchedulerConfig, rng: random.Random) -> SchedulerConfig:
+    """Layers have recurrent state, and few slots for prompts."""
+    first = first_snapshot(limits.max_rows)
+    return replace(limits, snapshots=range(first, first + rng.choice([1, 2, 4, 16])))
+
+
+def random_replay(seed: int, lag: int, few: int = 64, windows: bool = False, states: bool = False) -> Drive:
     """A few hundred events of a fixed draw."""
     rng = random.Random(seed)
-    drafts = seed if seed % 2 else None
+    drafts = seed if seed % 2 and not states else None
     limits = with_windows(limits_of(rng), rng) if windows else limits_of(rng)
+    limits = with_states(limits, rng) if states else limits
     drive = Drive(limits, rng.choice([0, 0, 200]), misled=rng.random() < 0.6, drafts=drafts)
     drive.scheduler.batch_order.few = few
     for _ in range(rng.randrange(4, 12)):
@@ -135,7 +147,9 @@ def random_replay(seed: int, lag: int, few: int = 64, windows: bool = False) -> 
     return drive
 
 
-def tight_replay(seed: int, lag: int, few: int = 64, windows: bool = False, cut_each: int = 0) -> Drive:
+def tight_replay(
+    seed: int, lag: int, few: int = 64, windows: bool = False, cut_each: int = 0, states: bool = False
+) -> Drive:
     """Long outputs where short ones are expected, in few blocks. cut_each: steps after which a request is cut."""
     rng = random.Random(seed)
     limits = SchedulerConfig(
@@ -149,7 +163,8 @@ def tight_replay(seed: int, lag: int, few: int = 64, windows: bool = False, cut_
         prefix_caching=seed % 4 > 0,
     )
     limits = with_windows(limits, rng) if windows else limits
-    drive = Drive(limits, misled=True, drafts=seed if seed % 2 else None)
+    limits = with_states(limits, rng) if states else limits
+    drive = Drive(limits, misled=True, drafts=seed if seed % 2 and not states else None)
     drive.scheduler.batch_order.few = few
     for number in range(6):
         prompt = [number] * rng.choice([1, 15, 16, 17, 33, 90])
@@ -190,6 +205,8 @@ def happened(drive: Drive) -> Counter[str]:
         cut_waiting=drive.cut_waiting,
         late=int(stats["late_masks"]),
         forced_tokens=drive.device.said,
+        snapshots=drive.scheduler.slots.hits,
+        evicted=drive.scheduler.slots.evictions,
     )
 
 
@@ -237,6 +254,20 @@ def test_replays_of_a_model_with_windows(lag: int) -> None:
     for seed in (1, 2):
         seen += happened(random_replay(seed, lag, windows=True)) + happened(tight_replay(seed, lag, windows=True))
     assert min(seen[what] for what in ("preempted", "cached", "grouped", "drafted_right")) > 0, seen
+
+
+@pytest.mark.parametrize(("windows", "random_seeds", "tight_seeds"), [(False, (0, 1), (5, 6)), (True, (6,), (2,))])
+@pytest.mark.parametrize("lag", range(4))
+def test_replays_of_a_model_with_recurrent_state(
+    lag: int, windows: bool, random_seeds: tuple[int, ...], tight_seeds: tuple[int, ...]
+) -> None:
+    seen: Counter[str] = Counter()
+    for seed in random_seeds:
+        seen += happened(random_replay(seed, lag, windows=windows, states=True))
+    for seed in tight_seeds:
+        seen += happened(tight_replay(seed, lag, windows=windows, states=True))
+    happen = ("preempted", "requeued", "cached", "grouped", "constrained", "late", "snapshots", "evicted")
+    assert min(seen[what] for what in happen) > 0, f"the replays are too tame: {seen}"
 
 
 def test_prefix_groups_that_are_found_anew_only_now_and_then() -> None:

@@ -6,7 +6,7 @@ from made_steps import CONTEXTS, LENGTH, MEMBER, PROMPT, ROWS, SHARED, made_tabl
 
 from penstock.artifact.manifest import StepSeconds
 from penstock.errors import UsageError
-from penstock.schedule.step import Chunks, StepPlan
+from penstock.schedule.step import Chunks, Moves, StepPlan
 from penstock.simulate.step_costs import StepCosts
 
 
@@ -23,7 +23,7 @@ def plan_of(
     return StepPlan(
         number=0, rows=np.arange(len(lengths), dtype=np.int32), lengths=np.array(lengths, np.int32), wants=0,
         group_start=np.cumsum([0, *members]).astype(np.int32), group_blocks=np.zeros((len(members), 0), np.int32),
-        group_length=np.array([shared for _, shared in groups or []], np.int32), copies=np.zeros((0, 2), np.int32),
+        group_length=np.array([shared for _, shared in groups or []], np.int32), moves=Moves.none(),
         new_blocks=np.zeros((0, 3), np.int32), joins=None, chunks=chunks if prompts else None,
     )  # fmt: skip
 

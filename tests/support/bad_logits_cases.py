@@ -79,7 +79,7 @@ def _spoil(llm: LLM, request: int, block: int) -> None:
     rows = llm.engine.scheduler.rows
     (row,) = [row for row in range(rows.count) if rows.state[row] and rows.request[row] == request]
     with torch.inference_mode():
-        for layer in _state(llm).kv.layers:
+        for (layer,) in _state(llm).kv.layers:
             layer.values[int(rows.table[row, block])] = torch.nan
             layer.keys[int(rows.table[row, block])] = torch.nan
 
@@ -91,7 +91,7 @@ def _all_blocks_are_clear(llm: LLM) -> None:
     assert _right(flood, _answers(llm, flood))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    for layer in _state(llm).kv.layers:
+    for (layer,) in _state(llm).kv.layers:
         blocks = torch.arange(1, layer.storage.shape[0] - 1, device=layer.storage.device)
         assert bool(torch.isfinite(layer.worth(blocks)).all())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -30,6 +31,7 @@ from penstock.row_table import (
     WANTS_MIN_TOKENS,
     WANTS_PENALTY,
 )
+from penstock.schedule.state_slots import first_snapshot
 from penstock.schedule.step import (
     BAD_LOGITS,
     JOIN_RECORD,
@@ -39,6 +41,7 @@ from penstock.schedule.step import (
     Joins,
     LateMasks,
     Masks,
+    Moves,
     Runner,
     StepPlan,
 )
@@ -55,12 +58,12 @@ NONE = np.zeros(0, np.int32)
 
 def tiny_model(
     poison: int | None = None, device: str = "cpu", layout: Layout = ALONE, numbers: Quantization = "auto",
-    **config: Any,
+    build: Callable[..., Decoder] = build_model, **config: Any,
 ) -> Decoder:  # fmt: skip
     """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN. config: what differs
     from CONFIG. numbers: made of those that are drawn."""
     where = torch.device(device)
-    model = build_model(
+    model = build(
         model_config_of(CONFIG | config, "tiny"),
         torch.float32,
         where,
@@ -88,12 +91,16 @@ def tiny_model(
 
 def tiny_runner(
     max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu", layout: Layout = ALONE,
-    kv_dtype: KvCacheDtype = "auto", **config: Any,
+    kv_dtype: KvCacheDtype = "auto", max_batched_tokens: int = 512, snapshots: int = 4, **config: Any,
 ) -> TorchRunner:  # fmt: skip
     model = tiny_model(poison, device, layout, **config)
     fit_kv(model, kv_dtype, model.ops, sample=torch.arange(9, 29)[None])
     sizes = tuple(graph_sizes(max_rows)) if device == "cuda" else ()
-    limits = Limits(max_rows, 512, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks, graph_sizes=sizes)
+    slots = first_snapshot(max_rows) + snapshots if model.slot_bytes else 0
+    limits = Limits(
+        max_rows, max_batched_tokens, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks, graph_sizes=sizes,
+        state_slots=slots,
+    )  # fmt: skip
     return TorchRunner(model, model.ops, limits, (END,), {}, open_executor(model.device))
 
 
@@ -186,7 +193,7 @@ class Host:
             group_start=np.array([0, len(rows)] if prefix else [0], np.int32),
             group_blocks=np.array([rows[0].blocks[:prefix]] if prefix else [[]], np.int32)[: 1 if prefix else 0],
             group_length=np.array([prefix * BLOCK_SIZE] if prefix else [], np.int32),
-            copies=np.array(copies or [], np.int32).reshape(-1, 2),
+            moves=Moves(np.array(copies or [], np.int32).reshape(-1, 2), np.zeros((0, 2), np.int32)),
             new_blocks=np.array(new, np.int32).reshape(-1, 3),
             joins=_joins(joins) if joins else None,
             chunks=chunks,

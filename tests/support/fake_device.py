@@ -3,6 +3,8 @@
 A slot holds a hash of all tokens up to it, made from the slot before it, as KV of a position depends on all positions
 before. A row's next token is a hash of all slots that its block table shows. So a wrong block, a missed copy, a row
 used again too early, KV made behind another beginning, or a token sent to the wrong sample changes what comes out.
+With `snapshots` it has recurrent state too: a slot is folded with each token, and never goes back; what it holds is
+held against the blocks before each draw.
 It knows plans; no scheduler.
 """
 
@@ -117,10 +119,14 @@ class FakeDevice:
 
     def __init__(
         self, num_blocks: int, rows: int, width: int, vocab: int, eos: set[int], bad_in: int = 0, window: int = 0,
-        window_tables: int = 0,
+        window_tables: int = 0, snapshots: range = range(0),
     ) -> None:  # fmt: skip
         self.slots = np.full((num_blocks, 16), -7, np.int64)
-        self.window = window
+        self.window, self.snapshots = window, snapshots
+        self.states = np.full(snapshots.stop, -7, np.int64)  # as a slot of a block: of all tokens that were folded in
+        self.folded = np.full(snapshots.stop, -7, np.int64)  # how many those were
+        self._empty_state()
+        self.states_moved = 0
         self.pages = np.zeros((num_blocks, window_tables), np.int64)  # of a block, for layers with windows
         self.table = np.zeros((rows, width), np.int64)
         self.length = np.zeros(rows, np.int64)
@@ -156,7 +162,8 @@ class FakeDevice:
     def forget(self) -> None:
         """Loses all that rows and blocks hold, as in a sleep."""
         assert not self.results and self.open is None, "a step is out"
-        self.slots[:] = -7
+        self.slots[:] = self.states[:] = self.folded[:] = -7
+        self._empty_state()
         for column in (self.pages, self.table, self.length, self.last):
             column[:] = 0
         self.done[:] = True
@@ -222,10 +229,26 @@ class FakeDevice:
             assert (self.slots[pages, offset] == self.slots[blocks, offset]).all(), "a window's tokens are gone"
 
     def _copy(self, plan: StepPlan) -> None:
-        targets = plan.copies[:, 1]
+        targets = plan.moves.blocks[:, 1]
         assert len(set(targets.tolist())) == targets.size and SCRATCH_BLOCK not in targets
-        for source, target in plan.copies:
+        for source, target in plan.moves.blocks:
             self.slots[target] = self.slots[source]
+        sources, targets = plan.moves.slots.T
+        assert len(set(targets.tolist())) == targets.size and not set(sources.tolist()) & set(targets.tolist())
+        assert self.snapshots.start - 1 not in targets, "the empty slot is written"
+        self.states[targets], self.folded[targets] = self.states[sources], self.folded[sources]
+        self.states_moved += targets.size
+
+    def _empty_state(self) -> None:
+        if self.snapshots:
+            self.states[self.snapshots.start - 1], self.folded[self.snapshots.start - 1] = _START, 0
+
+    def _fold(self, slot: int, at: int, token: int) -> None:
+        """Folds the token at a position into a slot; one that it holds already stays as it is."""
+        if self.snapshots and self.folded[slot] != at + 1:
+            assert self.folded[slot] == at, f"a state of {self.folded[slot]} tokens is asked to take one at {at}"
+            self.states[slot] = stored(int(self.states[slot]), token)
+            self.folded[slot] += 1
 
     def _join(self, plan: StepPlan) -> None:
         joins = plan.joins
@@ -253,12 +276,16 @@ class FakeDevice:
             for at, token in enumerate(tokens.tolist(), int(chunks.context[c])):
                 assert chunks.blocks[c, at // 16] != SCRATCH_BLOCK
                 self._put(chunks.blocks[c], at, token)
+                if self.snapshots:
+                    assert chunks.slots is not None and self.folded[chunks.slots[c]] == at, "a chunk's state is off"
+                    self._fold(int(chunks.slots[c]), at, token)
                 self._see_window(chunks.blocks[c], at)
         for i, row in enumerate(plan.rows):
             if not self.done[row]:
                 for at, token in enumerate([int(self.last[row]), *self._drafts_of(plan, i)], int(self.length[row])):
                     assert self.table[row, at // 16] != SCRATCH_BLOCK, "a draft beyond the row's blocks"
                     self._put(self.table[row], at, token)
+                    self._fold(int(row), at, token)
 
     def _put(self, table: np.ndarray, at: int, token: int) -> None:
         before = int(self.slots[table[(at - 1) // 16], (at - 1) % 16]) if at else _START
@@ -313,6 +340,7 @@ class FakeDevice:
         self._see_window(self.table[row], length)
         blocks = self.table[row, : length // 16 + 1]
         slots = self.slots[blocks].reshape(-1)[: length + 1].tolist()
+        assert not self.snapshots or self.states[row] == slots[-1], "a row's state is not of its tokens"
         ends = (set() if self.ignore[row] else self.eos) | self.stops[int(row)]
         early = length + 1 < self.first_end[row]
         assert not early or self.wants[row] & WANTS_MIN_TOKENS

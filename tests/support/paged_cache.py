@@ -22,9 +22,9 @@ class PagedCache:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(sequences * blocks, generator=generator) + 1
         self.tables = order.reshape(sequences, blocks).to(torch.int32)
-        shapes = [(sequences * blocks + 1, form.kv_heads, 2, BLOCK, form.width) for form in model.kv_forms]
+        shapes = [(sequences * blocks + 1, form.kv_heads, 2, BLOCK, form.width) for form in model.paged_forms]
         # Never zeros: unwritten must show.
-        self.kv = [LayerKv.plain(torch.full(shape, 7.0, dtype=model.dtype)) for shape in shapes]
+        self.kv = [(LayerKv.plain(torch.full(shape, 7.0, dtype=model.dtype)),) for shape in shapes]
         self.lengths = [0] * sequences
 
     @torch.inference_mode()

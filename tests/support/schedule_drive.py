@@ -106,7 +106,7 @@ class Drive:
         width = -(-limits.max_model_len // 16)
         self.device = FakeDevice(
             limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in, limits.window,
-            limits.window_tables,
+            limits.window_tables, limits.snapshots,
         )  # fmt: skip
         self.device.proposes = by_device
         self.asked: dict[int, Asked] = {}
@@ -308,7 +308,7 @@ class Drive:
     def _check_reuse(self, plan: StepPlan) -> None:
         """The rule of flights: rows, blocks, mask slots are used anew once every flight that names them was read."""
         joined = set() if plan.joins is None else set(plan.joins.rows.tolist())
-        fresh = {*plan.new_blocks[:, 2].tolist(), *plan.copies[:, 1].tolist()}
+        fresh = {*plan.new_blocks[:, 2].tolist(), *plan.moves.blocks[:, 1].tolist()}
         written = set() if plan.masks is None else set(plan.masks.slots.tolist())
         for rows, blocks, slots in self._named:
             assert not written & slots, "a mask was written before the flights that name its slot were read"

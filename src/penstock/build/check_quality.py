@@ -33,7 +33,7 @@ from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_fit import told_scales, whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.kernels.inputs import StepInputs
-from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import HEAD, Decoder
 from penstock.models.read_config import read_model_config
@@ -84,9 +84,9 @@ def score_built(options: dict[str, Any], engine: dict[str, Any], tunables: dict[
         bar = Bar(sum(map(len, texts)), "positions of the built model", everywhere=True)
         kl, same = _compare(model, ops, texts, reference, bar)
         bar.close()
-        attentions = [block.attention for block in model.blocks]
+        eight = [(each.name, form) for each in model.owners if isinstance(form := each.form, KvForm) and form.eight]
     return {
-        "kv_scales": {each.name: told_scales(each.kv_form) for each in attentions if each.kv_form.eight},
+        "kv_scales": {name: told_scales(form) for name, form in eight},
         "agreement": round(float(same.float().mean()), 5),
         "kl_mean": _rounded(kl.mean()),
         "kl_worst": _rounded(kl.max()),
@@ -201,7 +201,7 @@ class Batch(NamedTuple):
 
     ids: Tensor
     step: StepInputs
-    kv: list[LayerKv]
+    kv: list[tuple[Any, ...]]
     places: Tensor
 
 
@@ -212,7 +212,7 @@ def batches(model: Decoder, texts: list[list[int]]) -> Iterator[Batch]:
         some = texts[first : first + at_once]
         tokens = max(map(len, some))
         blocks = -(-tokens // BLOCK_SIZE)
-        cache = KvCache(model.kv_forms, len(some) * blocks + 2, model.device)
+        cache = KvCache(model.keepers, len(some) * blocks + 2, model.device, slots=len(some))
         tables = torch.arange(1, len(some) * blocks + 1, device=model.device).view(len(some), blocks)
         ids = torch.tensor([text + [0] * (tokens - len(text)) for text in some], device=model.device)
         places = [row * tokens + at for row, text in enumerate(some) for at in range(len(text))]

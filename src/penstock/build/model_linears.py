@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import Mlp
 from penstock.models.decoder import Decoder
 
 
 def linears(model: Decoder) -> Iterator[Linear]:
     """Yields those of the layers in their order; experts and the head are left out."""
     for block in model.blocks:
-        yield from (block.attention.qkv, block.attention.out)
-        mlp = getattr(block, "mlp", None)
-        if isinstance(mlp, Mlp):
-            yield from (mlp.gate_up, mlp.down)
+        yield from block.matrices()

@@ -26,8 +26,7 @@ from penstock.config import BLOCK_SIZE, Config
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.execute.padding import padded
-from penstock.kernels.inputs import DecodeInputs, StepInputs
-from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.inputs import DecodeInputs, StateInputs, StepInputs
 from penstock.kernels.ops import Ops
 from penstock.kernels.tunables import TUNABLES, Tunable, with_values
 from penstock.models.decoder import Decoder
@@ -76,7 +75,7 @@ class _Trial:
         self._model, self._ops = load_for(config, folder, model_config, device, context + 1)
         settle_kv(config, folder, self._model, self._ops)
         each = -(-(context + 1) // BLOCK_SIZE)
-        self._kv = KvCache(self._model.kv_forms, max(rows) * each + 2, device).layers
+        self._kv = KvCache(self._model.keepers, max(rows) * each + 2, device, slots=max(rows)).layers
         self._steps = [decode_step(count, context, each, device) for count in rows]
         self._own = {linear: linear.product for linear in [*linears(self._model), self._model.head]}
 
@@ -133,10 +132,12 @@ def decode_step(rows: int, context: int, each: int, device: torch.device) -> Ste
         groups=None,
     )
     slots = table[:, context // BLOCK_SIZE].long() * BLOCK_SIZE + context % BLOCK_SIZE
-    return torch.zeros(rows, dtype=torch.int64, device=device), StepInputs(at, slots, rows, decode, None)
+    every = torch.arange(rows, device=device)
+    states = StateInputs(every, torch.ones(rows, dtype=torch.bool, device=device), every[:0])
+    return torch.zeros(rows, dtype=torch.int64, device=device), StepInputs(at, slots, rows, decode, None, states=states)
 
 
-def _run(model: Decoder, step: Step, kv: list[LayerKv], ops: Ops) -> Tensor:
+def _run(model: Decoder, step: Step, kv: list[tuple[Any, ...]], ops: Ops) -> Tensor:
     ids, inputs = step
     return model.logits(model.forward(ids, replace(inputs, plans={}), kv, ops))
 

@@ -119,6 +119,7 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
             num_blocks=runner.kv_pages,
             window=0 if pages is None else pages.window,
             window_tables=0 if pages is None else pages.tables,
+            snapshots=runner.snapshots,
             max_rows=min(runner.max_rows, batching.max_num_seqs or runner.max_rows, tokens),
             max_model_len=runner.max_model_len,
             max_batched_tokens=tokens,

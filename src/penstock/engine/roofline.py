@@ -1,10 +1,11 @@
 """How near steps come to what the hardware could do at most: the least time of a step by arithmetic, and a gauge of it.
 
 A step is at least: its matrix products at the machine's rate (or its weights read once, where that is longer), K and V
-read once (a prefix once a group), attention's own products at the best rate, and the logits read once more for
-sampling. The parts of a step follow each other, so their times add up. `benchmarks/shapes.py` holds works against
-the rates that it measured (step_limit.py beside it), the gauge holds a running engine's steps against the data sheet's
-(execute/gpu_specs.py): both are a Machine. It knows step plans, sizes and a clock; no devices.
+read once (a prefix once a group), a row's recurrent state read and written, attention's own products at the best rate,
+and the logits read once more for sampling. The parts of a step follow each other, so their times add up.
+`benchmarks/shapes.py` holds works against the rates that it measured (step_limit.py beside it), the gauge holds a
+running engine's steps against the data sheet's (execute/gpu_specs.py): both are a Machine. It knows step plans, sizes
+and a clock; no devices.
 """
 
 from __future__ import annotations
@@ -118,13 +119,15 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     head = machine.head_seconds(steps["rows"], sizes.vocab * sizes.hidden)
     logits = steps["rows"] * sizes.vocab * machine.item
     layers = Counter(sizes.windows)
-    full = sizes.layers - layers.total()
+    attending = sizes.layers - sizes.recurrent
+    full = attending - layers.total()
     read = full * (steps["own"] + steps["shared"] + steps["chunk_context"] * share)
     pairs = full * (steps["shared_pairs"] + steps["chunk_pairs"] * share)
     for window, count in layers.items():
         read = read + count * (steps[f"own {window}"] + steps[f"chunk_context {window}"] * share)
         pairs = pairs + count * steps[f"chunk_pairs {window}"] * share
-    kv = (read / sizes.layers + tokens) * sizes.kv_numbers * sizes.kv_share * machine.item
+    kv = (read / attending + tokens) * sizes.kv_numbers * sizes.kv_share * machine.item
+    kv = kv + 2 * steps["rows"] * sizes.slot_bytes
     attention = pairs * 4.0 * sizes.heads * sizes.head_dim / machine.best_rate(sizes.layer_weights)
     return float((products + head + attention + (kv + logits) / machine.copy).sum())
 

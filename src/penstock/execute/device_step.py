@@ -63,7 +63,8 @@ class DeviceStep:
         self.launches = StepLaunches(
             model, ops, rows, kv, self.staging, self.sampler, sizes, windows, capacity, groups, max_tokens
         )
-        self._copier = ops.block_copier(kv.by_block)
+        self._block_copier = ops.block_copier(kv.by_block)
+        self._slot_copier = ops.block_copier(kv.by_slot) if kv.by_slot else None
         self._stager = PlanStager(self.staging, sizes, asked, kv, windows, self.max_rows, keeps_groups=ops.compiled)
         self.draw = draw = StepDraw(self.launches, asked, scorer, model.vocabulary, ops.compiled)
         self._decode, self._beside = Decode(self.launches, draw), Beside(self.launches, draw)
@@ -124,8 +125,10 @@ class DeviceStep:
                 self.kv.clear(staged.pages.cleared)
         if staged.cleared is not None:
             self.kv.clear(staged.cleared)
-        if staged.copies is not None:
-            self._copier.copy(*staged.copies)
+        if staged.moved_blocks is not None:
+            self._block_copier.copy(*staged.moved_blocks)
+        if staged.moved_slots is not None and self._slot_copier is not None:
+            self._slot_copier.copy(*staged.moved_slots)
         if staged.joins is not None:
             self._join(staged.joins)
         if staged.new_blocks is not None:

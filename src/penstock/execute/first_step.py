@@ -78,4 +78,5 @@ def _chunk(length: int, vocabulary: int, blocks: Int32) -> Chunks:
         blocks=blocks,
         prompt_logprobs=np.full(1, -1, np.int32),
         next_token=np.full(length, -1, np.int32),
+        slots=np.zeros(1, np.int32),
     )

@@ -1,6 +1,10 @@
-"""KvCache: the pool of blocks. K and V of every layer, and the tokens that lie at each slot, in one geometry.
+"""KvCache: the memory of a model's state, in the forms that its layers keep it in.
 
-It knows blocks, layers and which blocks a plan hands out; no rows. `slot_token` is what penalties are counted from.
+    pages   [blocks, ...] of each paged form, in one geometry with the tokens that lie at each slot of a block
+    slots   [slots, bytes] of each recurrent form, and how many tokens each slot holds
+
+It knows blocks, slots, layers and which blocks a plan hands out; no rows. `slot_token` is what penalties are counted
+from.
 
 Numbers that are not finite must stay with the row that made them, and plain torch's attention masks by adding -inf
 and multiplying by 0, which a NaN survives. So what is masked has to be finite: the scratch block, which pads tables,
@@ -11,12 +15,16 @@ it can hand its blocks on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.kernels.layer_kv import KvForm
+from penstock.kernels.state_forms import PagedForm, RecurrentForm
+from penstock.layers.block import Keeper
 from penstock.schedule.step import Int32, Int64, StepPlan
 
 _BYTES = {
@@ -27,24 +35,43 @@ TOKEN_BYTES = 4  # of a token's id
 
 
 class KvCache:
-    """K and V of each layer; slot_token `[blocks, 16]` int32. All zeros. The last block is the dump."""
+    """State of every layer; slot_token `[blocks, 16]` int32. All zeros. The last block is the dump.
+
+    layers: for each block of the model, the views of what its keepers store.
+    """
 
     def __init__(
-        self, forms: list[KvForm], blocks: int, device: torch.device, places: tuple[int, ...] | None = None
+        self,
+        keepers: Sequence[Sequence[Keeper]],
+        blocks: int,
+        device: torch.device,
+        places: tuple[int, ...] | None = None,
+        slots: int = 0,
     ) -> None:
-        """places: number of each layer's storage, where layers share them; None: each has its own."""
-        places = tuple(range(len(forms))) if places is None else places
-        held = dict(zip(places, forms, strict=True))
-        self._storage = [
-            zeros((blocks, held[place].kv_heads, held[place].head_bytes), torch.uint8, device) for place in sorted(held)
-        ]
-        self.layers = [form.over(self._storage[place]) for form, place in zip(forms, places, strict=True)]
+        """keepers: by block of the model. places: number of the storage of each keeper with pages of its own, where
+        such keepers share them; None: each has its own. slots: of recurrent state."""
+        owners = [keeper for each in keepers for keeper in each if keeper.source is None]
+        paged = [(id(owner), owner.form) for owner in owners if not isinstance(owner.form, RecurrentForm)]
+        places = tuple(range(len(paged))) if places is None else places
+        shapes = {place: form.block_shape for place, (_, form) in zip(places, paged, strict=True)}
+        self._pages = [zeros((blocks, *shapes[place]), torch.uint8, device) for place in sorted(shapes)]
+        views: dict[int, Any] = {
+            owner: form.over(self._pages[place]) for place, (owner, form) in zip(places, paged, strict=True)
+        }
+        self._slots: list[Tensor] = []
+        for owner in owners:
+            if isinstance(owner.form, RecurrentForm):
+                self._slots.append(zeros((slots, owner.form.slot_bytes), torch.uint8, device))
+                views[id(owner)] = owner.form.over(self._slots[-1])
+        self.layers = [tuple(views[id(keeper.source or keeper)] for keeper in each) for each in keepers]
         self.slot_token = zeros((blocks, BLOCK_SIZE), torch.int32, device)
         self.dump_block = blocks - 1
+        # How many tokens each slot holds, in the first of four numbers: copies want 16 bytes a slot.
+        self._folded = zeros((slots if self._slots else 0, 4), torch.int32, device)
 
     def clear(self, blocks: Tensor) -> None:
         """blocks [m] int64."""
-        for storage in self._storage:
+        for storage in self._pages:
             storage.view(torch.int64).index_fill_(0, blocks, 0)  # by bytes: 1.4 ms a call, H200
 
     def handed_out(self, plan: StepPlan) -> Int64:
@@ -61,21 +88,31 @@ class KvCache:
         self.slot_token.view(-1).index_copy_(0, slots, tokens.to(torch.int32))
 
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.by_block)
+        return sum(tensor.nbytes for tensor in (*self.by_block, *self.by_slot))
 
     @property
     def by_block(self) -> list[Tensor]:
         """Everything that a block holds, each tensor's first dimension the block."""
-        return [*self._storage, self.slot_token]
+        return [*self._pages, self.slot_token]
+
+    @property
+    def by_slot(self) -> list[Tensor]:
+        """Everything that a slot of recurrent state holds, each tensor's first dimension the slot; [] without any."""
+        return [*self._slots, self._folded] if self._slots else []
+
+    @property
+    def folded(self) -> Tensor | None:
+        """How many tokens each slot of recurrent state holds [slots] int32; None: layers have no such state."""
+        return self._folded[:, 0] if self._slots else None
 
 
-def token_bytes(forms: list[KvForm]) -> int:
-    """Returns what a token takes of the cache."""
+def token_bytes(forms: Sequence[PagedForm]) -> int:
+    """Returns the bytes that a token takes of the cache."""
     return sum(form.block_bytes for form in forms) // BLOCK_SIZE + TOKEN_BYTES
 
 
-def kv_words(forms: list[KvForm]) -> str:
-    """Says what K and V are stored as."""
+def kv_words(forms: Sequence[PagedForm]) -> str:
+    """Says what paged state is stored as."""
     values = _name(forms[0].values)
     wide = {number: form.keys for number, form in enumerate(forms) if form.keys != form.values}
     if not wide:

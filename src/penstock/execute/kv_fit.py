@@ -10,6 +10,7 @@ It knows a model and token ids; no rows, no scheduler. Why scales are powers of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +21,11 @@ from penstock.config import BLOCK_SIZE, KvCacheDtype
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.kv_cache import KvCache
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_GPU
-from penstock.kernels.inputs import AttentionKind, PrefillInputs, StepInputs
+from penstock.kernels.inputs import AttentionKind, PrefillInputs, StateInputs, StepInputs
 from penstock.kernels.layer_kv import LEAST_KV_SCALE, KvForm, LayerKv
 from penstock.kernels.ops import Ops
+from penstock.kernels.state_forms import PagedForm
+from penstock.layers.block import Keeper, is_recurrent
 from penstock.models.decoder import Decoder
 from penstock.parallel.layout import ALONE, Layout
 
@@ -49,29 +52,45 @@ def fit_kv(
     given: Given | None = None,
     sample: Tensor | None = None,
 ) -> None:
-    """Settles the `kv_form` of each layer.
+    """Settles the form of each layer's K and V.
 
     given: a layer's scales [2, kv_heads] as its checkpoint has them, None: they are measured.   sample: [prompts,
-    tokens] ids, None: the built-in one, which all ranks run together.   UsageError for a GPU that has no e4m3.
+    tokens] ids, None: the built-in one, which all ranks run together.   UsageError for a GPU that has no e4m3, and for
+    a model that keeps something else than K and V.
     """
     if asked == "auto":
         return
+    paged = with_pages(model)
     if asked == "bfloat16":
-        for block, form in zip(model.blocks, narrowest(model.kv_forms, asked), strict=True):
-            block.attention.kv_form = form
+        for keeper, form in zip(paged, narrowest(model.paged_forms, asked), strict=True):
+            keeper.form = form
         return
     check_eight_bits(model.device, ops)
-    for block, layer in zip(model.blocks, look_at_kv(model, ops, sample, given), strict=True):
-        block.attention.kv_form = _form(block.attention.kv_form, layer)
+    narrowest(model.paged_forms, asked)  # refuses what has no form in eight bits
+    for keeper, layer in zip(paged, look_at_kv(model, ops, sample, given), strict=True):
+        assert isinstance(keeper.form, KvForm)
+        keeper.form = _form(keeper.form, layer)
 
 
-def narrowest(forms: list[KvForm], asked: KvCacheDtype) -> list[KvForm]:
-    """Returns what plain KV becomes at best: all keys in eight bits, where they are asked for. Its scales are ones."""
+def with_pages(model: Decoder) -> list[Keeper]:
+    """Returns the keepers whose own state grows by the token, in order."""
+    return [keeper for keeper in model.owners if not is_recurrent(keeper)]
+
+
+def narrowest(forms: Sequence[PagedForm], asked: KvCacheDtype) -> list[PagedForm]:
+    """Returns what plain forms become at best: all keys in eight bits, where they are asked for. Their scales are ones.
+    UsageError for forms that have none in eight bits."""
     if asked == "auto":
-        return forms
+        return [*forms]
     if asked == "bfloat16":
-        return [replace(form, keys=torch.bfloat16, values=torch.bfloat16) for form in forms]
-    return [replace(form, keys=E4M3, values=E4M3, scales=torch.ones(2, form.kv_heads)) for form in forms]
+        return [form.plain(torch.bfloat16) for form in forms]
+    heads = [form for form in forms if isinstance(form, KvForm)]
+    if len(heads) < len(forms):
+        raise UsageError(
+            "kv_cache_dtype fp8 is for keys and values by head, and this model keeps latent vectors: leave it auto",
+            param="kv_cache_dtype",
+        )
+    return [replace(form, keys=E4M3, values=E4M3, scales=torch.ones(2, form.kv_heads)) for form in heads]
 
 
 def reads_eight_bits(device: torch.device, ops: Ops) -> bool:
@@ -110,11 +129,16 @@ def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None, given: Gi
     sample = built_in_sample(model) if sample is None else sample
     prompts, tokens = sample.shape
     each = -(-tokens // BLOCK_SIZE)
-    cache = KvCache(model.kv_forms, prompts * each + 2, model.device)
-    look = _Look(
-        ops, cache.layers, given or [None] * len(cache.layers), torch.arange(1, prompts * each + 1, device=model.device)
-    )
-    inputs = whole_prompts(prompts, tokens, look.blocks.view(prompts, each))
+    cache = KvCache(model.keepers, prompts * each + 2, model.device, slots=prompts)
+    layers = [
+        kv
+        for each_of, views in zip(model.keepers, cache.layers, strict=True)
+        for keeper, kv in zip(each_of, views, strict=True)
+        if keeper.kind is not None
+    ]
+    blocks = torch.arange(1, prompts * each + 1, device=model.device)
+    look = _Look(ops, layers, given or [None] * len(layers), blocks)
+    inputs = whole_prompts(prompts, tokens, blocks.view(prompts, each))
     model.forward(sample.to(model.device).flatten(), inputs, cache.layers, replace(ops, attention=look.attention))
     for number, layer in enumerate(look.seen):
         if not layer.largest.isfinite().all():
@@ -196,7 +220,8 @@ def _most_moved(answer: Tensor, moved: Tensor, kv_heads: int) -> float:
 
 
 def whole_prompts(prompts: int, tokens: int, tables: Tensor) -> StepInputs:
-    """Returns a step of whole prompts of one length; tables [prompts, blocks] int64."""
+    """Returns a step of whole prompts of one length; tables [prompts, blocks] int64. The recurrent state of each is
+    slot 0, 1, ..., which is as it should be for a sequence's beginning."""
     device = tables.device
     position = torch.arange(tokens, device=device)
     slots = tables[:, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
@@ -205,4 +230,6 @@ def whole_prompts(prompts: int, tokens: int, tables: Tensor) -> StepInputs:
         context=torch.zeros(prompts, dtype=torch.int32, device=device),
         block_table=tables.to(torch.int32),
     )
-    return StepInputs(position.repeat(prompts), slots.flatten(), 0, None, prefill)
+    nobody = torch.zeros(0, dtype=torch.int64, device=device)
+    states = StateInputs(nobody, nobody.bool(), torch.arange(prompts, device=device))
+    return StepInputs(position.repeat(prompts), slots.flatten(), 0, None, prefill, states=states)

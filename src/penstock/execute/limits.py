@@ -15,6 +15,7 @@ import torch
 from penstock.config import BLOCK_SIZE, Config
 from penstock.errors import CapacityError, UsageError
 from penstock.execute.padding import GRAPH_ROWS, graph_sizes
+from penstock.schedule.state_slots import first_snapshot
 
 ROWS = {"cpu": 1024, "cuda": 8192}
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -24,6 +25,10 @@ GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05  # 1.5 GB for graphs, on a small GPU so
 # Beyond the tokens that were asked for: the scratch block, a sample's own copy of its prompt's last block, and its next
 # token's block, so that a cache of max_model_len tokens really runs a sequence of that length.
 SPARE_BLOCKS = 3
+# Of what is free, that recurrent state may take where nobody says how many rows; the rest is for KV.
+SLOT_SHARE = 0.5
+SNAPSHOT_ROWS = 8  # rows for each slot that holds a prompt's state for its samples and for later prompts
+LEAST_SNAPSHOTS = 4
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,6 +48,7 @@ class Limits(BatchLimits):
 
     kv_tokens: int
     num_blocks: int
+    state_slots: int = 0  # slots of recurrent state (schedule.state_slots); 0: no layer has any
     graph_sizes: tuple[int, ...] = ()  # rows of the steps that are captured, on CUDA
     plain_graphs: bool = False  # of these, at the start, only steps whose rows share and ask for nothing
 
@@ -82,9 +88,11 @@ def with_kv(
     device: torch.device,
     weights_to_come: int = 0,
     sharers: int = 1,
+    slot_bytes: int = 0,
 ) -> Limits:
-    """token_bytes: K and V of one token, all layers. weights_to_come: bytes of weights that aren't in memory yet.
-    sharers: ranks that live in this device's memory, each of which takes as much.
+    """token_bytes: paged state of one token, all layers. weights_to_come: bytes of weights that aren't in memory yet.
+    sharers: ranks that live in this device's memory, each of which takes as much. slot_bytes: recurrent state of one
+    sequence, all layers.
 
     Called when the weights are in memory and the worst step has run (`warm`), or with the weights' size to tell
     beforehand. Errors say the way out.
@@ -92,6 +100,11 @@ def with_kv(
     longest = limits.max_model_len
     asked = config.memory.kv_cache_tokens
     free = max(0, _room_of(config, device) - weights_to_come) // sharers
+    slots = 0
+    if slot_bytes:
+        limits = _with_rows_that_fit(limits, config, slot_bytes, free, device)
+        slots = slots_of(limits.max_rows)
+        free -= slots * slot_bytes
     if asked is not None:
         tokens = asked
         if tokens < longest:
@@ -114,10 +127,38 @@ def with_kv(
         longest,
         kv_tokens=tokens,
         num_blocks=-(-tokens // BLOCK_SIZE) + SPARE_BLOCKS,
+        state_slots=slots,
         mask_slots=limits.mask_slots,
         graph_sizes=_graph_sizes(limits, config) if device.type == "cuda" else (),
         plain_graphs=config.plain_graphs,
     )
+
+
+def slots_of(rows: int) -> int:
+    """Returns how many slots of recurrent state so many rows go with: one each, two that serve all (state_slots.py),
+    and those that hold the state of prompts."""
+    return first_snapshot(rows) + max(LEAST_SNAPSHOTS, rows // SNAPSHOT_ROWS)
+
+
+def _with_rows_that_fit(
+    limits: BatchLimits, config: Config, slot_bytes: int, free: int, device: torch.device
+) -> BatchLimits:
+    """Returns the limits with as many rows as their recurrent state fits for. CapacityError where it doesn't for those
+    that were asked for, or for one."""
+    rows = limits.max_rows
+    if config.batching.max_num_seqs is None:
+        room = free * SLOT_SHARE // slot_bytes
+        while rows > 1 and slots_of(rows) > room:
+            rows = min(rows - 1, int(rows * room / slots_of(rows)))
+    taken = slots_of(rows) * slot_bytes
+    if rows < 1 or taken > free:
+        most = max(0, int(free * SLOT_SHARE // slot_bytes) - first_snapshot(0) - LEAST_SNAPSHOTS)
+        raise CapacityError(
+            f"the recurrent state of {rows} sequences takes {_gib(taken)}, {_gib(slot_bytes)} each, and {_gib(free)} "
+            f"is free on {device}: " + (f"set max_num_seqs to {most} or less" if most else "take a larger device"),
+            param="max_num_seqs",
+        )
+    return replace(limits, max_rows=rows, mask_slots=min(rows, limits.mask_slots))
 
 
 def _graph_sizes(limits: BatchLimits, config: Config) -> tuple[int, ...]:

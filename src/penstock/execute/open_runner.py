@@ -25,6 +25,7 @@ from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.reload import load_beside
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
+from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
 from penstock.models.generation_config import end_ids, read_generation_defaults
@@ -101,8 +102,8 @@ def open_share(
         met()
         clock.end("kernels")
         sharers = layout.size if device.type == "cpu" else 1
-        a_token = open_token_bytes(model.kv_forms, pages_of(model, limits.max_model_len))
-        sized = agree(with_kv(limits, config, a_token, device, sharers=sharers))
+        a_token = open_token_bytes(model.paged_forms, pages_of(model, limits.max_model_len))
+        sized = agree(with_kv(limits, config, a_token, device, sharers=sharers, slot_bytes=model.slot_bytes))
         ends, defaults = end_ids(model_config, generation, config.end_of_text), generation.sampling()
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
@@ -172,14 +173,15 @@ def settle_kv(
     """Settles what K and V of a loaded model are stored as, from here on: as its artifact says, where it does. sample:
     `fit_kv`'s. Of several ranks all come here at once."""
     asked, given = find_kv_dtype(config.model.kv_cache_dtype, model.config.quantization, model.device, ops), None
-    attentions = [block.attention for block in model.blocks]
-    if asked == "fp8" and config.kv_scales.keys() >= {attention.name for attention in attentions}:
-        for attention in attentions:
-            attention.kv_form = kept_form(attention.kv_form, config.kv_scales[attention.name], model.device, layout)
+    heads = [(keeper, form) for keeper in model.owners if isinstance(form := keeper.form, KvForm)]
+    if asked == "fp8" and config.kv_scales.keys() >= {keeper.name for keeper, _ in heads}:
+        for keeper, form in heads:
+            keeper.form = kept_form(form, config.kv_scales[keeper.name], model.device, layout)
         return
     if asked == "fp8" and config.model.load_format != "dummy":
-        names, heads = [a.name for a in attentions], [a.kind.kv_heads for a in attentions]
-        given = read_kv_scales(folder, names, heads, layout)
+        given = read_kv_scales(
+            folder, [keeper.name for keeper, _ in heads], [form.kv_heads for _, form in heads], layout
+        )
     fit_kv(model, asked, ops, given=given, sample=sample)
 
 

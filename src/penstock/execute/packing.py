@@ -29,6 +29,7 @@ class StagedChunks:
     positions: Tensor  # [tokens] int64
     slots: Tensor  # [tokens] int64
     inputs: PrefillInputs
+    states: Tensor | None  # [chunks] int64: slots of recurrent state; None: layers have none
 
 
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
@@ -75,8 +76,11 @@ def new_block_lines(new_blocks: Int32) -> Int32:
     return lines
 
 
-def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, capacity: int, dump_block: int) -> StagedChunks:
-    """Returns the chunks, staged. tokens, capacity: how many tokens and chunks the step takes, padding included."""
+def pack_chunks(
+    staging: Staging, chunks: Chunks, tokens: int, capacity: int, dump_block: int, dump_state: int | None = None
+) -> StagedChunks:
+    """Returns the chunks, staged. tokens, capacity: how many tokens and chunks the step takes, padding included.
+    dump_state: the slot of recurrent state that padding goes to; None: layers have none."""
     count, size = chunks.context.size, chunks.tokens.size
     positions, slots = np.zeros(tokens, np.int64), np.full(tokens, dump_block * BLOCK_SIZE, np.int64)
     ids = np.zeros(tokens, np.int32)
@@ -88,7 +92,12 @@ def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, capacity: int, du
     context = np.zeros(capacity, np.int32)
     context[:count] = chunks.context
     inputs = PrefillInputs(staging.add(start), staging.add(context), staging.add(_widened(chunks.blocks)))
-    return StagedChunks(staging.add(ids), staging.add(positions), staging.add(slots), inputs)
+    states = None
+    if dump_state is not None:
+        own = np.full(capacity, dump_state, np.int64)
+        own[:count] = dump_state if chunks.slots is None else chunks.slots
+        states = staging.add(own)
+    return StagedChunks(staging.add(ids), staging.add(positions), staging.add(slots), inputs, states)
 
 
 def chunk_positions(chunks: Chunks) -> Int64:

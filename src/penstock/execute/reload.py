@@ -45,8 +45,8 @@ def load_beside(
         positions=model.positions, config=config, layout=layout, quantization=quantization, finite=True,
         shared=shared,
     )  # fmt: skip
-    for block, own in zip(new.blocks, model.blocks, strict=True):
-        block.attention.kv_form = own.attention.kv_form  # what K and V are stored as stays
+    for keeper, own in zip(new.owners, model.owners, strict=True):
+        keeper.form = own.form  # what state is stored as stays
     old, fresh = (dict(arrays_of(parts)) for parts in (model.parts, new.parts))
     forms = [{name: (a.shape, a.dtype) for name, a in arrays.items()} for arrays in (old, fresh)]
     if forms[0] != forms[1]:

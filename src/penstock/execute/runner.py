@@ -39,6 +39,7 @@ from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
 from penstock.schedule.prefix_groups import SharingCosts
+from penstock.schedule.state_slots import first_snapshot
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, LateMasks, StepPlan
 from penstock.shared_weights import WeightsSource
 
@@ -68,6 +69,7 @@ class TorchRunner:
         self.rated = rated(device, model.dtype)
         self.num_blocks = limits.num_blocks
         self.max_rows = limits.max_rows
+        self.snapshots = range(first_snapshot(limits.max_rows), limits.state_slots)
         self._graph_sizes, self._plain_graphs = limits.graph_sizes, limits.plain_graphs
         self.grouping = grouping  # whether steps may have prefix groups
         self.max_model_len = limits.max_model_len
@@ -85,7 +87,7 @@ class TorchRunner:
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": _device_name(device),
             "kernels": {op: f"{column}: {reason}" for op, (column, reason) in ops.why.items()},
-            "kv_cache_dtype": kv_words(model.kv_forms),
+            "kv_cache_dtype": kv_words(model.paged_forms),
             "kv_tokens": limits.kv_tokens,
             "weights_bytes": model.weights_bytes,
         }
@@ -100,7 +102,7 @@ class TorchRunner:
         places = None if self.layer_pages is None else self.layer_pages.place
 
         def made() -> DeviceStep:
-            kv = KvCache(model.kv_forms, self.kv_pages + 1, device, places)
+            kv = KvCache(model.keepers, self.kv_pages + 1, device, places, limits.state_slots)
             return _step(model, ops, limits, end_ids, kv, masks, self.layer_pages)
 
         self._model, self._made = model, made
@@ -294,7 +296,7 @@ def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: boo
     if not choose_rows(ops).compiled:
         return
     pages = pages_of(model, limits.max_model_len)
-    kv = KvCache(model.kv_forms, 3, model.device, None if pages is None else pages.place)
+    kv = KvCache(model.keepers, 3, model.device, None if pages is None else pages.place, limits.max_rows + 2)
     warm(_step(model, ops, limits, (), kv, MappedMasks(model.device), pages), limits, grouping)
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)

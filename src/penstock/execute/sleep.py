@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.execute.reload import arrays_of, parts_within
+from penstock.kernels.layer_kv import KvForm
 from penstock.models.decoder import Decoder
 
 
@@ -25,7 +26,7 @@ class RestingWeights:
     def __init__(self, model: Decoder, level: int) -> None:
         self._model, self.gone = model, False
         # No checkpoint's, and wanted with the next weights too: what rotates, and scales of K and V.
-        scales = (form.scales for form in model.kv_forms)
+        scales = (form.scales for form in model.paged_forms if isinstance(form, KvForm))
         self._stays = [each for each in (*model.kinds.values(), *scales) if each is not None]
         self._hosts: list[tuple[torch.UntypedStorage, Tensor]] = []
         if level == 2:

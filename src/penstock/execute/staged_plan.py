@@ -51,7 +51,8 @@ class StagedPlan:
     pages: StagedPages | None = None
     cleared: Tensor | None = None  # [m] int64: blocks
     takes_drafts: bool = False  # whether some queries' drafts are those that the device made
-    copies: tuple[Tensor, Tensor] | None = None  # from, to: [c] int32 each
+    moved_blocks: tuple[Tensor, Tensor] | None = None  # from, to: [c] int32 each
+    moved_slots: tuple[Tensor, Tensor] | None = None  # the same, of recurrent state
     joins: StagedJoins | None = None
     new_blocks: Tensor | None = None  # [m, 3] int32: row, index in its table, block; padded with row -1
     masks: tuple[Tensor, Tensor] | None = None  # slots [m] int64, words [m, ceil(vocabulary / 32)] int32
@@ -89,8 +90,10 @@ class PlanStager:
             staged.pages = self._windows.stage(plan, staging)
         if plan.clears:
             staged.cleared = add(self._kv.handed_out(plan))
-        if plan.copies.size:
-            staged.copies = add(plan.copies[:, 0]), add(plan.copies[:, 1])
+        if (blocks := plan.moves.blocks).size:
+            staged.moved_blocks = add(blocks[:, 0]), add(blocks[:, 1])
+        if (slots := plan.moves.slots).size:
+            staged.moved_slots = add(slots[:, 0]), add(slots[:, 1])
         if plan.joins is not None and plan.joins.rows.size:
             staged.joins = self._joins(plan.joins)
         if plan.new_blocks.size:
@@ -101,8 +104,9 @@ class PlanStager:
             staged.group_blocks = add(plan.group_blocks)
         if plan.chunks is not None and plan.chunks.tokens.size:
             capacity = self._sizes.chunks(plan.chunks.context.size)
+            dump_state = None if self._kv.folded is None else self._dead_row
             staged.chunks = packing.pack_chunks(
-                staging, plan.chunks, sizes.tokens - size, capacity, self._kv.dump_block
+                staging, plan.chunks, sizes.tokens - size, capacity, self._kv.dump_block, dump_state
             )
         staging.send()
         if plan.drafts is not None and plan.drafts.from_device:

@@ -136,6 +136,7 @@ class Beside:
         launches, graphs, sizes, plan = self._launches, self._launches.graphs, staged.sizes, staged.plan
         assert staged.chunks is not None and plan.chunks is not None
         chunks, few, scored = staged.chunks.inputs, launches.few_chunks, plan.chunks.scored
+        states = staged.chunks.states
         if graphs is not None and sizes.few and chunks.context.shape == few.context.shape and not scored:
             grouped = staged.groups > 0
             launch = launches.forward_few(sizes.rows, sizes.tokens, grouped)
@@ -145,10 +146,12 @@ class Beside:
                 few.start.copy_(chunks.start)
                 few.context.copy_(chunks.context)
                 few.block_table[:count, :width].copy_(chunks.block_table)
+                if states is not None and launches.few_states is not None:
+                    launches.few_states.copy_(states)
                 graph.replay()
                 return graphs.hidden
         drafts = plan.drafts is not None
-        return launches.forward(sizes.rows, staged.groups, chunks, sizes.tokens, drafts, scored)
+        return launches.forward(sizes.rows, staged.groups, chunks, states, sizes.tokens, drafts, scored)
 
 
 class Late:

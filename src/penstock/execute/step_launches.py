@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from penstock.config import BLOCK_SIZE
 from penstock.execute.device_sampler import EVERY, PLAIN, DeviceSampler
 from penstock.execute.graphs import Graphs
 from penstock.execute.kv_cache import KvCache
@@ -25,7 +26,7 @@ from penstock.execute.proposer import Proposer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.staging import Staging
 from penstock.execute.window_tables import ALIGNED, WindowTables
-from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Queries, StepInputs
+from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Queries, StateInputs, StepInputs
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
@@ -71,6 +72,7 @@ class StepLaunches:
             context=torch.zeros(BESIDE_CHUNKS, dtype=torch.int32, device=device),
             block_table=torch.zeros((BESIDE_CHUNKS, -(-width // 16) * 16), dtype=torch.int32, device=device),
         )
+        self.few_states = None if kv.folded is None else torch.zeros(BESIDE_CHUNKS, dtype=torch.int64, device=device)
         self.graphs: Graphs | None = None
 
     def size_of(self, rows: int) -> int:
@@ -96,15 +98,17 @@ class StepLaunches:
 
     def forward_few(self, size: int, tokens: int, grouped: bool) -> Callable[[], Tensor]:
         """Returns the launch of `size` rows and the chunks in `few_chunks`, `tokens` in all."""
-        return partial(self.forward, size, self._sizes.groups(size, 0) if grouped else 0, self.few_chunks, tokens)
+        groups = self._sizes.groups(size, 0) if grouped else 0
+        return partial(self.forward, size, groups, self.few_chunks, self.few_states, tokens)
 
     def forward(
-        self, size: int, groups: int, chunks: PrefillInputs | None = None, tokens: int = 0, drafts: bool = False,
-        scored: bool = False,
+        self, size: int, groups: int, chunks: PrefillInputs | None = None, chunk_states: Tensor | None = None,
+        tokens: int = 0, drafts: bool = False, scored: bool = False,
     ) -> Tensor:  # fmt: skip
         """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
         hidden states of the rows, with `scored` (or where there are none) of the chunks too. groups: places for prefix
-        groups. tokens: with the chunks'. drafts: whether some rows have more than one query."""
+        groups. chunk_states: slots of recurrent state. tokens: with the chunks'. drafts: whether some rows have more
+        than one query."""
         columns = self.columns
         tokens = size if chunks is None else tokens
         if size:
@@ -119,7 +123,28 @@ class StepLaunches:
         if self._windows is not None:
             inputs.by_layer = self._windows.by_layer(inputs, columns.slots[: -(-tokens // ALIGNED) * ALIGNED])
         of_rows = chunks is not None and size > 0 and not scored
-        return self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows)
+        if (folded := self._kv.folded) is None:
+            return self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows)
+        states = inputs.states = self._states(size, folded, chunk_states)
+        hidden = self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows)
+        self._count_folded(size, folded, states, chunks)
+        return hidden
+
+    def _states(self, size: int, folded: Tensor, chunk_states: Tensor | None) -> StateInputs:
+        """Returns where the step's recurrent state lies: a row's slot is of its number. It folds its newest token in
+        unless the slot holds that already, or the row has ended, as the dump's slots say."""
+        rows, columns = self._staging.rows[:size], self.columns
+        ends = columns.slots[:size] // BLOCK_SIZE == self._kv.dump_block
+        folds = (folded.index_select(0, rows) == columns.positions[:size]) & ~ends
+        nobody = torch.zeros(0, dtype=torch.int64, device=rows.device)
+        return StateInputs(rows, folds, nobody if chunk_states is None else chunk_states)
+
+    def _count_folded(self, size: int, folded: Tensor, states: StateInputs, chunks: PrefillInputs | None) -> None:
+        """Notes what the step's slots hold now."""
+        rows = states.slots.to(torch.int64)
+        folded.index_copy_(0, rows, folded.index_select(0, rows) + states.folds.to(torch.int32))
+        if chunks is not None:
+            folded.index_copy_(0, states.chunk_slots, chunks.context + (chunks.start[1:] - chunks.start[:-1]))
 
     def draw(
         self, size: int, hidden: Tensor, wants: int, most: int = 0, asking: Asking = NOBODY, forces: bool = False,

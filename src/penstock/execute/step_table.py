@@ -19,7 +19,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.execute.first_step import lasting_rows
 from penstock.execute.padding import BESIDE_TOKENS
 from penstock.execute.runner import TorchRunner
-from penstock.schedule.step import Chunks, Int32, Joins, StepPlan
+from penstock.schedule.step import Chunks, Int32, Joins, Moves, StepPlan
 
 WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # of a round
 ROUND_SECONDS = 0.1  # of one, past LEAST_STEPS
@@ -223,7 +223,7 @@ class _Plans:
             number=number, rows=np.arange(step.rows, dtype=np.int32), wants=0, lengths=self._lengths + number,
             group_start=group_start, group_blocks=self._prefixes(),
             group_length=np.full(self._groups, step.shared, np.int32),
-            copies=np.zeros((0, 2), np.int32), new_blocks=self._new_blocks(number),
+            moves=Moves.none(), new_blocks=self._new_blocks(number),
             joins=self._joins() if number == 0 and step.rows else None, chunks=self._chunks(),
         )  # fmt: skip
 

@@ -56,7 +56,9 @@ def _compile_bookkeeping(step: DeviceStep) -> None:
     words = -(-JOIN_WORDS // 16) * 16
     step.ops.join(torch.full((1, words), -1, dtype=torch.int32, device=step.rows.device), step.rows)
     plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
-    plan.new_blocks, plan.copies = np.full((1, 3), -1, np.int32), np.full((1, 2), -1, np.int32)
+    plan.new_blocks, plan.moves.blocks = np.full((1, 3), -1, np.int32), np.full((1, 2), -1, np.int32)
+    if step.kv.by_slot:
+        plan.moves.slots = np.full((1, 2), -1, np.int32)
     step.step(plan)
 
 

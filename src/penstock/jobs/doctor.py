@@ -162,13 +162,14 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
     ops = choose(device, dtype, config.schedule.kernels)
     kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, model_config.quantization, device, ops)
-    forms = narrowest(decoder.kv_forms, kv_dtype)
+    forms = narrowest(decoder.paged_forms, kv_dtype)
     token, wider = token_bytes(forms), "; more where the start finds that keys must stay wide" * (kv_dtype == "fp8")
     sharers = ranks if device.type == "cpu" else 1
     check_room(decoder, folder, device, free_memory(device) // sharers)
     to_come = (decoder.weights_bytes + decoder.rope_bytes) * sharers
     pages = pages_of(decoder, limits.max_model_len)
-    sized = with_kv(limits, config, open_token_bytes(forms, pages), device, to_come, sharers)
+    slot = decoder.slot_bytes
+    sized = with_kv(limits, config, open_token_bytes(forms, pages), device, to_come, sharers, slot)
     far = ""
     if pages is not None:
         far = f"; at most {sized.kv_tokens * (1 + pages.tables):,} where windows of {pages.window:,} tokens have passed"
@@ -180,6 +181,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         ("context", f"{sized.max_model_len:,} tokens of the model's {decoder.config.context:,}"),
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
+        *([("recurrent state", f"{size_of(slot)} a sequence, {sized.state_slots:,} of them")] if slot else []),
         ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len) + far),
         *([("a full step", _full_step(whole, sized.max_batched_tokens, dtype))] if device.type == "cpu" else []),
         *([("left out", left_out(part))] if (part := model_config.text_part) is not None else []),

@@ -24,8 +24,8 @@ STEP_SHARE = 0.05  # of a GPU: what a step's own tensors and graphs take, about
 def bytes_a_rank(
     config: Config, model_config: ModelConfig, dtype: torch.dtype, most: int
 ) -> dict[int, tuple[int, int]]:
-    """Returns, for each number of ranks up to `most` that divides the model, bytes of a rank's weights and of the K and
-    V of one sequence of full length."""
+    """Returns, for each number of ranks up to `most` that divides the model, bytes of a rank's weights and of the state
+    of one sequence of full length."""
     import torch
 
     from penstock.execute.kv_fit import narrowest
@@ -42,9 +42,9 @@ def bytes_a_rank(
             share = build_model(model_config, dtype, torch.device("meta"), length, Layout(0, ranks), schemes)
         except UsageError:
             continue  # heads, groups or sizes that so many don't divide
-        forms = narrowest(share.kv_forms, config.model.kv_cache_dtype)
+        forms = narrowest(share.paged_forms, config.model.kv_cache_dtype)
         token = open_token_bytes(forms, pages_of(share, length))
-        found[ranks] = share.weights_bytes + share.rope_bytes, token * length
+        found[ranks] = share.weights_bytes + share.rope_bytes, token * length + share.slot_bytes
     return found
 
 

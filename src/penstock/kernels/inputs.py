@@ -69,6 +69,19 @@ class PrefillInputs:
 
 
 @dataclass(slots=True)
+class StateInputs:
+    """Slots of recurrent state that the step's tokens are folded into, a row's or a chunk's.
+
+    A row that doesn't fold finds its newest token in its state already (its last draw came too late and is made again),
+    or has ended: its answer is read from the state as it is.
+    """
+
+    slots: Tensor  # [S] of any integer dtype: of each decode row
+    folds: Tensor  # [S] bool
+    chunk_slots: Tensor  # [chunks] int64: what each chunk goes on from, and is folded into
+
+
+@dataclass(slots=True)
 class StepInputs:
     """Everything that layers need of a step."""
 
@@ -80,6 +93,7 @@ class StepInputs:
     alone: DecodeInputs | None = None  # the same rows without prefix groups, for windows; None: `decode` has none
     plans: dict[AttentionKind, Any] = field(default_factory=dict)  # what `ops.plan` worked out, once a step
     by_layer: list[StepInputs] | None = None  # the step as each layer sees it, where they keep K and V in other blocks
+    states: StateInputs | None = None  # None: no layer has recurrent state
     kept: int | None = None  # tokens from the first on whose answers are asked for; of others K and V alone. None: all
 
     def decode_for(self, window: int | None) -> DecodeInputs | None:

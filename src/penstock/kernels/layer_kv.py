@@ -16,7 +16,7 @@ neighbours out of one register. (1,000 rows of 640 tokens, width 128, on an H200
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class KvForm:
     """What a layer's K and V are stored as.
 
     scales: [2, kv_heads] float32, of K and of V, on the layer's device (1 for what is plain); None: nothing is in eight
-    bits.
+    bits. value_width: numbers of a value; None: as many as of a key.
     """
 
     kv_heads: int
@@ -41,6 +41,7 @@ class KvForm:
     keys: torch.dtype
     values: torch.dtype
     scales: Tensor | None = None
+    value_width: int | None = None
 
     def __post_init__(self) -> None:
         if (self.values == E4M3) != (self.scales is not None) or (self.keys != self.values and not self.eight):
@@ -54,7 +55,12 @@ class KvForm:
     @property
     def head_bytes(self) -> int:
         """Bytes of a block of one KV head."""
-        return BLOCK_SIZE * self.width * (self.keys.itemsize + self.values.itemsize)
+        return self._key_bytes + BLOCK_SIZE * self._value_width * self.values.itemsize
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Shape of a block's bytes."""
+        return self.kv_heads, self.head_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -63,12 +69,23 @@ class KvForm:
 
     def over(self, storage: Tensor) -> LayerKv:
         """storage [blocks, kv_heads, head_bytes] uint8 -> its K and V."""
-        size = (BLOCK_SIZE, self.width)
-        key_bytes = BLOCK_SIZE * self.width * self.keys.itemsize
-        keys = storage[..., :key_bytes].view(self.keys).unflatten(2, size)
+        width, key_bytes = self._value_width, self._key_bytes
+        keys = storage[..., :key_bytes].view(self.keys).unflatten(2, (BLOCK_SIZE, self.width))
         values = storage[..., key_bytes:].view(self.values)
-        values = values.unflatten(2, size if self.scales is None else (BLOCK_SIZE // TURNED, self.width, TURNED))
-        return LayerKv(keys, values, storage, self.scales)
+        plain, turned = (BLOCK_SIZE, width), (BLOCK_SIZE // TURNED, width, TURNED)
+        return LayerKv(keys, values.unflatten(2, plain if self.scales is None else turned), storage, self.scales)
+
+    def plain(self, dtype: torch.dtype) -> KvForm:
+        """Returns the same numbers stored in the model's dtype."""
+        return replace(self, keys=dtype, values=dtype, scales=None)
+
+    @property
+    def _key_bytes(self) -> int:
+        return BLOCK_SIZE * self.width * self.keys.itemsize
+
+    @property
+    def _value_width(self) -> int:
+        return self.width if self.value_width is None else self.value_width
 
 
 @dataclass(slots=True)
@@ -76,7 +93,7 @@ class LayerKv:
     """K and V over one storage. `storage` is for those that clear and copy whole blocks."""
 
     keys: Tensor  # [blocks, kv_heads, 16, width], a view
-    values: Tensor  # the same, or in eight bits [blocks, kv_heads, 2, width, 8]
+    values: Tensor  # [blocks, kv_heads, 16, value width], or in eight bits [blocks, kv_heads, 2, value width, 8]
     storage: Tensor  # [blocks, ...], contiguous
     scales: Tensor | None = None  # [2, kv_heads] float32: KvForm's
     arrived: Tensor = field(init=False)  # [kv_heads] int32, zeros between launches: programs that share a row meet here

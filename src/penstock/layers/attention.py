@@ -14,8 +14,9 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.inputs import AttentionKind, StepInputs
-from penstock.kernels.layer_kv import KvForm, LayerKv
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import Ops
+from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, WholeNorms
 from penstock.layers.rope import lanes
@@ -24,12 +25,11 @@ from penstock.quant.weight import Weight
 
 @dataclass(slots=True)
 class Attention:
-    """Grouped-query attention (arXiv:2305.13245) with rotary positions. `kv_form` may be another once the model is
-    loaded and before its KV is made."""
+    """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
 
     name: str  # in a checkpoint, before `.q_proj`
     kind: AttentionKind
-    kv_form: KvForm
+    form: StateForm  # may be another once the model is loaded and before its memory is taken
     cos_sin: Tensor  # [positions, 2, width / 2] float32, shared with other layers
     qkv: Linear  # [(heads + 2 kv_heads) * width, d]: q's rows, then k's, then v's
     out: Linear  # [d, heads * width]
@@ -41,7 +41,7 @@ class Attention:
     sinks: Weight | None = None  # [heads] float32: scores that take part in the softmax and bring no value
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
-        """x `[T, d]`, kv of `kv_form` -> `[T, d]`, or of those that the step keeps."""
+        """x `[T, d]`, kv of `form` -> `[T, d]`, or of those that the step keeps."""
         kind = self.kind
         plan = step.plans[kind]
         q_norm = None if self.q_norm is None else self.q_norm.weight.value
@@ -55,6 +55,13 @@ class Attention:
             q = q.mul_(self.query_scale.index_select(0, step.positions)[:, None, None])
         seen = ops.attention(step.keep(q), kv, step, kind, plan, self.sink_scores)
         return self.out(ops, seen.reshape(-1, kind.heads * kind.width))
+
+    @property
+    def source(self) -> None:
+        """None: its K and V are its own."""
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from (self.qkv, self.out)
 
     def weights(self) -> Iterator[Weight]:
         norms = (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)

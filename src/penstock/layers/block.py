@@ -1,34 +1,55 @@
-"""Block: what a decoder is a list of. Attention and MLP are blocks, and so is a layer made of them.
+"""Block: what a decoder is a list of, a layer of any kind.
 
-A block knows its weights: loading, cutting, counting and preparing are loops over what it names, and whoever adds a
-block to a model changes nothing else.
+A block names its weights, its matrices and what it keeps between steps: loading, cutting, quantizing, memory budgets
+and preparing are loops over what it names, and whoever adds a block to a model changes nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from penstock.kernels.inputs import StepInputs
-from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.ops import Ops
-from penstock.layers.attention import Attention
+from penstock.kernels.state_forms import RecurrentForm, StateForm
+from penstock.layers.linear import Linear
 from penstock.quant.weight import Weight
+
+
+class Keeper(Protocol):
+    """A part of a block that keeps state of each sequence from step to step: attention, or a recurrent layer."""
+
+    name: str  # in a checkpoint, before `.q_proj`
+    form: StateForm  # may be another once the model is loaded and before its memory is taken
+
+    @property
+    def kind(self) -> AttentionKind | None:
+        """The kind of attention that a step is planned for; None: it attends nothing."""
+
+    @property
+    def cos_sin(self) -> Tensor | None:
+        """The rotary table that its kind is planned with; None where it has no kind."""
+
+    @property
+    def source(self) -> Keeper | None:
+        """The keeper of an earlier layer, whose state this one reads and has none of its own. None: it has its own."""
 
 
 class Block(Protocol):
     """x [T, d], residual [T, d] (None: x opens the stream) -> the block's answer [T, d] and the next residual, both of
-    the tokens that the step keeps."""
-
-    @property
-    def attention(self) -> Attention:
-        """Its attention: whose kind is planned for, and for which KV is kept."""
+    the tokens that the step keeps. state: views of what each of `keeps` stores, as its form makes them."""
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
     ) -> tuple[Tensor, Tensor]: ...
+
+    def keeps(self) -> Sequence[Keeper]:
+        """Returns the parts that keep state, always in the same order."""
+
+    def matrices(self) -> Iterator[Linear]:
+        """Yields the products that every token goes through: those of experts are left out."""
 
     def weights(self) -> Iterator[Weight]:
         """Yields every weight, always in the same order."""
@@ -40,3 +61,8 @@ class Block(Protocol):
     @property
     def numbers(self) -> int | None:
         """Numbers of the matrices that a token is multiplied by; None: not the same ones for each token (experts)."""
+
+
+def is_recurrent(keeper: Keeper) -> bool:
+    """Returns whether a keeper's state is of one size, however long the sequence is."""
+    return isinstance(keeper.form, RecurrentForm)

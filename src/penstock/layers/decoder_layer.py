@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,7 +12,8 @@ from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import Attention
-from penstock.layers.block import Block
+from penstock.layers.block import Block, Keeper
+from penstock.layers.linear import Linear
 from penstock.layers.mlp import FeedForward, Mlp
 from penstock.layers.norm import Norm
 from penstock.layers.one_row import OneRowLayer, fits_gate, fits_qkv
@@ -31,10 +32,16 @@ class _TwoParts:
         self.mlp.prepare(ops)
         return cast(Block, self)
 
+    def keeps(self) -> Sequence[Keeper]:
+        return (self.attention,)
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from self.attention.matrices()
+        yield from self.mlp.matrices()
+
     @property
     def numbers(self) -> int | None:
-        numbers = self.mlp.numbers
-        return None if numbers is None else numbers + self.attention.qkv.numbers + self.attention.out.numbers
+        return None if self.mlp.numbers is None else sum(matrix.numbers for matrix in self.matrices())
 
 
 @dataclass(slots=True)
@@ -49,10 +56,10 @@ class DecoderLayer(_TwoParts):
     scale: float = 1.0
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[LayerKv]
     ) -> tuple[Tensor, Tensor]:
         rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
-        x = self._scaled(self.attention(ops, rows, step, kv))
+        x = self._scaled(self.attention(ops, rows, step, state[0]))
         rows, residual = self.mlp_norm(ops, x, step.keep(residual), self.mlp.reader)
         return self._scaled(self.mlp(ops, rows)), residual
 
@@ -89,10 +96,10 @@ class NormsBehindLayer(_TwoParts):
     behind_mlp: Norm
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[LayerKv]
     ) -> tuple[Tensor, Tensor]:
         stream = x if residual is None else residual.add_(x)
-        x = self.behind_attention.alone(ops, self.attention(ops, stream, step, kv))
+        x = self.behind_attention.alone(ops, self.attention(ops, stream, step, state[0]))
         stream = step.keep(stream).add_(x)
         return self.behind_mlp.alone(ops, self.mlp(ops, stream)), stream
 

@@ -27,6 +27,9 @@ class FeedForward(Protocol):
 
     def weights(self) -> Iterator[Weight]: ...
 
+    def matrices(self) -> Iterator[Linear]:
+        """Yields the products that every token goes through."""
+
     def prepare(self, ops: Ops) -> None: ...
 
     @property
@@ -54,6 +57,9 @@ class Mlp:
     @property
     def reader(self) -> Linear:
         return self.gate_up
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from (self.gate_up, self.down)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.gate_up.weights()

@@ -64,6 +64,9 @@ class Moe:
         out = ops.experts(x, self.router(ops, x), self.prepared)
         return out if self.summed is None else self.summed.all_reduce(out)
 
+    def matrices(self) -> Iterator[Linear]:
+        yield from ()  # the router stays as the checkpoint has it
+
     def weights(self) -> Iterator[Weight]:
         yield from self.router.weights()
         yield from self.gate_up.loaded.values()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import OneRowOps, Ops
 from penstock.layers.attention import Attention
-from penstock.layers.block import Block
+from penstock.layers.block import Block, Keeper
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Mlp
 from penstock.layers.norm import Norm
@@ -32,10 +32,11 @@ class OneRowLayer:
     has_plain_qkv: bool
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[LayerKv]
     ) -> tuple[Tensor, Tensor]:
         if not step.is_one_row:
-            return self.layer(ops, x, residual, step, kv)
+            return self.layer(ops, x, residual, step, state)
+        (kv,) = state
         fused, at, mlp, kind = self.fused, self.attention, self.mlp, self.attention.kind
         if self.has_plain_qkv and kv.scales is None:
             q, residual = fused.norm_qkv(
@@ -53,6 +54,12 @@ class OneRowLayer:
         norm, gate_up = self.mlp_norm, _matrix(mlp.gate_up)
         gated, residual = fused.norm_gate(x, residual, norm.weight.value, norm.eps, gate_up, mlp.down.form(1))
         return mlp.down(ops, gated), residual
+
+    def keeps(self) -> Sequence[Keeper]:
+        return self.layer.keeps()
+
+    def matrices(self) -> Iterator[Linear]:
+        return self.layer.matrices()
 
     def weights(self) -> Iterator[Weight]:
         return self.layer.weights()

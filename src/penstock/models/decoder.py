@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.inputs import AttentionKind, StepInputs
-from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.ops import Ops
-from penstock.layers.block import Block
+from penstock.kernels.state_forms import PagedForm, RecurrentForm
+from penstock.layers.block import Block, Keeper, is_recurrent
 from penstock.layers.embedding import TiedHead
 from penstock.layers.linear import Linear
 from penstock.layers.maker import Maker
@@ -54,7 +56,10 @@ class Decoder:
             TiedHead(self.embedding, make.scheme_of(HEAD)) if tied else make.head(HEAD, vocabulary, hidden)
         )
         self.vocabulary = make.vocabulary(vocabulary)  # which tokens `logits` are of; None: all
-        self.kinds: dict[AttentionKind, Tensor] = {b.attention.kind: b.attention.cos_sin for b in self.blocks}
+        self.keepers = [tuple(block.keeps()) for block in self.blocks]  # by block
+        self.kinds = _kinds(self.keepers)
+        self._folds_last = any(is_recurrent(keeper) for keeper in self.keepers[-1])
+        self.handed: dict[int, Tensor] = {}  # `hand_out`'s
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
         self.weights_bytes = sum(weight.nbytes for weight in self.weights())
@@ -69,21 +74,33 @@ class Decoder:
         self.head.prepare(ops)
 
     def forward(
-        self, token_ids: Tensor, step: StepInputs, kv: list[LayerKv], ops: Ops | None = None, *, of_rows: bool = False
+        self,
+        token_ids: Tensor,
+        step: StepInputs,
+        state: Sequence[Sequence[Any]],
+        ops: Ops | None = None,
+        *,
+        of_rows: bool = False,
     ) -> Tensor:
-        """token_ids `[T]` int64, kv: of `kv_forms`, one for each block -> normed hidden states `[T, hidden]`.
+        """token_ids `[T]` int64, state: for each block the views of what its keepers store -> normed hidden states
+        `[T, hidden]`.
 
         of_rows: those of the step's decode rows alone, `[rows, hidden]`, at least one: of chunks the last block then
         makes K and V and nothing more. ops: stand in for those that it was prepared with, where somebody looks on."""
         ops = ops or self.ops
         steps = self._plan(step, ops)
-        if of_rows:
+        if of_rows and not self._folds_last:
             steps = [*steps[:-1], replace(steps[-1], prefill=None, kept=step.rows)]
         x: Tensor = self.embedding(ops, token_ids)
         residual: Tensor | None = None
-        for block, seen, block_kv in zip(self.blocks, steps, kv, strict=True):
-            x, residual = block(ops, x, residual, seen, block_kv)
+        for number, (block, seen, own) in enumerate(zip(self.blocks, steps, state, strict=True)):
+            x, residual = block(ops, x, residual, seen, own)
             self.blocks_run += 1
+            if number in self.handed:
+                torch.add(x, residual, out=self.handed[number][: x.shape[0]])
+        if of_rows and self._folds_last:  # it had to take the chunks' tokens in
+            assert residual is not None
+            x, residual = x[: step.rows], residual[: step.rows]
         return self.norm.last(ops, x, residual)
 
     def _plan(self, step: StepInputs, ops: Ops) -> list[StepInputs]:
@@ -91,11 +108,18 @@ class Decoder:
         if step.by_layer is None:
             step.plans = {kind: ops.plan(step, kind, cos_sin, self.dtype) for kind, cos_sin in self.kinds.items()}
             return [step] * len(self.blocks)
-        for block, seen in zip(self.blocks, step.by_layer, strict=True):
-            kind = block.attention.kind
-            if kind not in seen.plans:
-                seen.plans[kind] = ops.plan(seen, kind, self.kinds[kind], self.dtype)
+        for keepers, seen in zip(self.keepers, step.by_layer, strict=True):
+            for keeper in keepers:
+                if (kind := keeper.kind) is not None and kind not in seen.plans:
+                    seen.plans[kind] = ops.plan(seen, kind, self.kinds[kind], self.dtype)
         return step.by_layer
+
+    def hand_out(self, layers: Sequence[int], tokens: int) -> None:
+        """Has `forward` leave the residual stream behind each of these layers, before any norm, in `handed[layer]`
+        [tokens, hidden]: of the tokens that the layer answers for. tokens: the most of a step. Call it before steps are
+        captured."""
+        shape = (tokens, self.config.hidden_size)
+        self.handed = {layer: torch.zeros(shape, dtype=self.dtype, device=self.device) for layer in layers}
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden `[n, hidden]` of `forward` -> scores `[n, vocabulary]` in the model's dtype: of several ranks those of
@@ -113,7 +137,7 @@ class Decoder:
     def take_parts_of(self, other: Decoder) -> None:
         """Takes a prepared twin's parts over."""
         self.embedding, self.blocks, self.norm, self.head = other.embedding, other.blocks, other.norm, other.head
-        self.kinds = other.kinds
+        self.keepers, self.kinds = other.keepers, other.kinds
 
     def weights(self) -> Iterator[Weight]:
         """Yields every weight, a tied head's once, always in the same order."""
@@ -130,16 +154,25 @@ class Decoder:
         return self.embedding.table.shape[0]
 
     @property
-    def kv_forms(self) -> list[KvForm]:
-        """What each block's K and V are stored as."""
-        return [block.attention.kv_form for block in self.blocks]
+    def owners(self) -> list[Keeper]:
+        """Returns the keepers that have state of their own, in order."""
+        return [keeper for keeper in chain(*self.keepers) if keeper.source is None]
+
+    @property
+    def paged_forms(self) -> list[PagedForm]:
+        """Returns what the owners whose state grows by the token store it as."""
+        return [keeper.form for keeper in self.owners if not isinstance(keeper.form, RecurrentForm)]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Returns the bytes of recurrent state of a sequence, all layers."""
+        return sum(keeper.form.slot_bytes for keeper in self.owners if isinstance(keeper.form, RecurrentForm))
 
     @property
     def kv_share(self) -> float:
-        """What K and V take of the bytes that they would take in the model's dtype."""
-        stored = sum(form.block_bytes for form in self.kv_forms)
-        plain = (replace(form, keys=self.dtype, values=self.dtype, scales=None) for form in self.kv_forms)
-        return stored / sum(form.block_bytes for form in plain)
+        """Returns what paged state takes of the bytes that it would take in the model's dtype."""
+        forms = self.paged_forms
+        return sum(form.block_bytes for form in forms) / sum(form.plain(self.dtype).block_bytes for form in forms)
 
     @property
     def ops(self) -> Ops:
@@ -150,3 +183,12 @@ class Decoder:
     def all_windowed(self) -> bool:
         """Whether no layer sees all of a prefix: then there is nothing that groups could share."""
         return all(kind.window is not None for kind in self.kinds)
+
+
+def _kinds(keepers: Sequence[Sequence[Keeper]]) -> dict[AttentionKind, Tensor]:
+    """Returns the kinds of attention that there are, each with its rotary table."""
+    found = {}
+    for keeper in chain(*keepers):
+        if keeper.kind is not None and keeper.cos_sin is not None:
+            found[keeper.kind] = keeper.cos_sin
+    return found

@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.config import BLOCK_SIZE
+
 if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Sizes of a model whose layers differ in their windows alone.
+    """Sizes of a model whose attention layers differ in their windows alone.
 
-    layer_weights: numbers in the matrices of one layer.   kv_numbers: of K and V that a token stores, all layers.
-    kv_share: bytes of a stored number of K and V, over those of a number of the model's dtype.
+    layer_weights: numbers in the matrices of a layer, the mean of all.
+    kv_numbers: numbers of paged state that a token stores, all layers.
+    kv_share: bytes of such a number as it is stored, over those of a number of the model's dtype.
     windows: of the layers that have one.
+    recurrent: layers that attend nothing.   slot_bytes: bytes of their state, all of them, of a sequence.
     """
 
     layers: int
@@ -27,23 +31,31 @@ class ModelSizes:
     kv_numbers: int
     kv_share: float = 1.0
     windows: tuple[int, ...] = ()
+    recurrent: int = 0
+    slot_bytes: int = 0
 
     @classmethod
     def of(cls, model: Decoder) -> ModelSizes | None:
-        """Returns a model's sizes; None where layers differ in more, or tokens go through parts of them (experts)."""
-        kinds = [block.attention.kind for block in model.blocks]
-        alike = {(block.numbers, k.heads, k.kv_heads, k.width) for block, k in zip(model.blocks, kinds, strict=True)}
-        ((numbers, heads, kv_heads, width), *others) = alike
-        if others or numbers is None:
+        """Returns a model's sizes; None where its attention differs in more, where a layer attends twice, or where
+        tokens go through parts of a layer (experts)."""
+        attending = [[keeper.kind for keeper in each if keeper.kind is not None] for each in model.keepers]
+        kinds = [kind for each in attending for kind in each]
+        numbers = [count for block in model.blocks if (count := block.numbers) is not None]
+        shapes = {(kind.heads, kind.width) for kind in kinds}
+        if len(shapes) != 1 or len(numbers) < len(model.blocks) or max(map(len, attending)) > 1:
             return None
+        ((heads, width),) = shapes
+        stored = sum(form.plain(model.dtype).block_bytes for form in model.paged_forms)
         return cls(
-            layers=len(kinds),
+            layers=len(model.blocks),
             hidden=model.config.hidden_size,
             heads=heads,
             head_dim=width,
             vocab=model.head_rows,
-            layer_weights=numbers,
-            kv_numbers=2 * len(kinds) * kv_heads * width,
+            layer_weights=round(sum(numbers) / len(numbers)),
+            kv_numbers=stored // (BLOCK_SIZE * model.dtype.itemsize),
             kv_share=model.kv_share,
             windows=tuple(kind.window for kind in kinds if kind.window is not None),
+            recurrent=attending.count([]),
+            slot_bytes=model.slot_bytes,
         )

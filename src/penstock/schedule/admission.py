@@ -20,9 +20,11 @@ from penstock.schedule.blocks import BlockPool
 from penstock.schedule.forecast import Forecast, LengthModel
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.prefix_tree import PrefixTree, words_of
+from penstock.schedule.prompt_states import PromptStates
 from penstock.schedule.request_state import PREFILLING, READY, WAITING, ForkGroup
 from penstock.schedule.rows import BACKGROUND, IGNORES_EOS, RUNNING, STOP_IDS, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import Int32
 from penstock.schedule.wait_queue import FairQueue
 from penstock.schedule.windowed_pool import WindowedPool
@@ -74,8 +76,10 @@ class Admission:
         tree: PrefixTree,
         lengths: LengthModel,
         mask_slots: MaskSlots,
+        slots: StateSlots,
     ) -> None:
         self.limits, self.rows, self.pool, self.tree, self.lengths = limits, rows, pool, tree, lengths
+        self.states = PromptStates(slots, tree.enabled)
         self.mask_slots = mask_slots
         self.waiting = FairQueue()
         self.behind = FairQueue()  # waiting too, in the background
@@ -111,6 +115,7 @@ class Admission:
         for line in self._lines:
             if group in line:
                 line.remove(group)
+        self.states.give_back(group)
 
     def admit(self, number: int, active: int) -> Admitted:
         """Tails, then chunks, then tails of what those chunks completed, within the tokens and blocks that are left."""
@@ -122,6 +127,7 @@ class Admission:
             self._came, self._alone_from = False, number + _COMPANY
         budget = self.limits.max_batched_tokens - active
         forecast = self._forecast()
+        self.states.keep()
         self._join(number, out, budget, forecast)
         self._prefill(number, out, budget, forecast)
         self._join(number, out, budget, forecast)
@@ -143,7 +149,7 @@ class Admission:
         """Sends a group without rows back to wait, and gives its blocks to be released."""
         self.remove(group)
         blocks, group.blocks = group.blocks, group.blocks[:0]
-        group.state, group.stored = WAITING, 0
+        group.state, group.stored, group.ready_from = WAITING, 0, 0
         self.push(group)
         return blocks
 
@@ -233,6 +239,7 @@ class Admission:
         elif group.has_partial:  # a single tail takes its prompt's last block over
             self.rows.table[rows, full] = group.blocks[full]
             group.blocks = group.blocks[:full]
+        self.states.fork(group, rows)
         self._write_columns(group, rows, samples)
         out.pieces.append(Piece(group, rows, samples))
         out.tokens += count
@@ -269,10 +276,10 @@ class Admission:
     def _prefill(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:
         behind = budget if number >= self._alone_from else self.limits.max_batched_tokens // _KEPT
         while out.tokens < budget:
-            group = self._next(forecast, out.growing)
+            group = self._next(number, forecast, out.growing)
             if group is None or (group.live.background and behind <= 0):
                 return
-            count = min(group.target - group.stored, budget - out.tokens)
+            count = min(self.states.border(group) - group.stored, budget - out.tokens)
             if group.live.background:
                 count = min(count, behind)
                 behind -= count
@@ -282,15 +289,15 @@ class Admission:
                 out.tokens += count
                 self._advance(group, count, number)
             if group.stored == group.target:
-                self.prefilling.pop(0)
+                self.prefilling.remove(group)
                 group.state = READY
-                copied = group.has_partial and group.samples.size > 1
-                group.ready_from = number + 1 if copied and count else number
+                copied = group.has_partial and group.samples.size > 1 and count > 0
+                group.ready_from = number + 1 if copied or self.states else number
                 self._line_up(group)
 
-    def _next(self, forecast: Forecast, growing: int) -> ForkGroup | None:
+    def _next(self, number: int, forecast: Forecast, growing: int) -> ForkGroup | None:
         """The group whose prompt goes on or begins; one in the background lets others begin before it."""
-        begun = self.prefilling[0] if self.prefilling else None
+        begun = next((group for group in self.prefilling if group.ready_from <= number), None)
         if begun is not None and not (begun.live.background and self.waiting):
             return begun
         line = self.waiting or self.behind
@@ -299,7 +306,8 @@ class Admission:
         group = line.head
         line.pop(group.target + group.pending * self._expected(group))
         self._start(group, forecast)
-        self.prefilling.insert(0, group)
+        place = len(self.prefilling) if begun is None else self.prefilling.index(begun)
+        self.prefilling.insert(place, group)
         return group
 
     def _line_up(self, group: ForkGroup) -> None:
@@ -314,6 +322,8 @@ class Admission:
         need = -(-group.target // BLOCK_SIZE)
         free = self._free_rows(group)
         ahead = sum(g.pending for g in self.ready if group.live.background or not g.live.background)
+        if self.states.full:
+            return False
         if self.rows.free_count == self.rows.count and not ahead:
             return need + 2 <= self.pool.available - growing
         if need + 2 > self.pool.available - growing - self._kept_blocks(group) // self.pool.per_block:
@@ -338,6 +348,7 @@ class Admission:
         self.tree.slot_token[fresh] = tokens[known.size :]
         group.blocks = np.concatenate((known, fresh))
         group.stored = known.size * BLOCK_SIZE
+        self.states.begin(group)
         self.queried_tokens += group.target
         self.cached_tokens += group.stored
         if not group.resumed:
@@ -369,3 +380,4 @@ class Admission:
         last = group.stored // BLOCK_SIZE
         if group.words and last > first:
             group.place = self.tree.insert(group.words[first:last], group.blocks[first:last].tolist(), group.place)
+        self.states.advanced(group, number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.config import BLOCK_SIZE
+from penstock.errors import UsageError
 from penstock.row_table import MAX_DRAFTS
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.rows import Rows
@@ -17,15 +18,18 @@ _COMPANY = 48  # rows without a constraint for each forced token of a step: thei
 
 
 class Drafting:
-    """Drafts of one scheduler's rows. drafter: guesses; None: there are the forced ones alone."""
+    """Drafts of one scheduler's rows. drafter: guesses; None: there are the forced ones alone. states: rows have
+    recurrent state, which has no way back from a token that was no right one: nothing is offered, no drafter may be."""
 
-    def __init__(self, rows: Rows, mask_slots: MaskSlots, drafter: Drafter | None) -> None:
-        self.rows, self.mask_slots, self.drafter = rows, mask_slots, drafter
+    def __init__(self, rows: Rows, mask_slots: MaskSlots, drafter: Drafter | None, states: bool = False) -> None:
+        if states and drafter is not None:
+            raise UsageError("drafts are for models whose layers all attend: this one has recurrent state")
+        self.rows, self.mask_slots, self.drafter, self._states = rows, mask_slots, drafter, states
 
     @property
     def may(self) -> bool:
         """Whether any row may have drafts in flight."""
-        return self.drafter is not None or self.mask_slots.guides_any
+        return not self._states and (self.drafter is not None or self.mask_slots.guides_any)
 
     def offer(self, rows: Int32, lengths: Int32) -> Drafts | None:
         """Returns what the rows of a step are offered; their lengths are planned as if all of it were right.

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.schedule.rows import EACH_TOKEN, ON_WATCH
 from penstock.schedule.scheduler import Scheduler
-from penstock.schedule.step import Int32, StepPlan
+from penstock.schedule.step import Int32, Moves, StepPlan
 
 
 class Leaper:
@@ -62,7 +62,7 @@ class Leaper:
         return StepPlan(
             number=last.number + steps, rows=last.rows, lengths=columns.planned_length.take(last.rows) - np.int32(1),
             wants=last.wants, group_start=last.group_start, group_blocks=last.group_blocks,
-            group_length=last.group_length, copies=last.copies[:0], new_blocks=last.new_blocks[:0], joins=None,
+            group_length=last.group_length, moves=Moves.none(), new_blocks=last.new_blocks[:0], joins=None,
             chunks=None, clears=last.clears,
         )  # fmt: skip
 

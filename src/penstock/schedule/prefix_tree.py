@@ -14,6 +14,7 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.request import MAX_SALT
 from penstock.schedule.blocks import BlockPool
+from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import Int32
 
 _WORD = BLOCK_SIZE * np.dtype(np.int32).itemsize
@@ -32,9 +33,12 @@ class PrefixTree:
     A place is the number of the entry before, or `root` of a salt where a chain begins: no salt finds another's blocks.
     """
 
-    def __init__(self, pool: BlockPool, slot_token: Int32, enabled: bool = True) -> None:
+    def __init__(
+        self, pool: BlockPool, slot_token: Int32, enabled: bool = True, slots: StateSlots | None = None
+    ) -> None:
+        """slots: of recurrent state, where layers have any."""
         self.enabled = enabled
-        self.pool = pool
+        self.pool, self._slots = pool, slots
         self.slot_token = slot_token
         self._entries: dict[Key, tuple[int, int]] = {}  # -> block, the entry's own number; in their numbers' order
         self._key_of: dict[int, Key] = {}  # by block
@@ -58,7 +62,8 @@ class PrefixTree:
 
     def match(self, words: list[bytes], place: int) -> tuple[Int32, int]:
         """Returns the blocks (not referenced yet) that hold the longest known beginning of `words` behind `place`, and
-        the place behind them. Where layers have windows, the last ones hold all that those need of it."""
+        the place behind them. Where layers have windows, the last ones hold all that those need of it; where they have
+        recurrent state, that is kept as it was behind the last."""
         found: list[int] = []
         near, paged, known, behind = self.pool.near, 0, 0, place
         for word in words:
@@ -68,7 +73,7 @@ class PrefixTree:
             block, place = entry
             found.append(block)
             paged = paged + 1 if not near or self.pool.is_whole(block) else 0
-            if paged >= min(near, len(found)):
+            if paged >= min(near, len(found)) and (self._slots is None or self._slots.has(place)):
                 known, behind = len(found), place
         return np.array(found[:known], np.int32), behind
 
@@ -120,8 +125,9 @@ class PrefixTree:
         self.pool.unkeep(forgotten)
 
     def _forget(self, blocks: Int32) -> None:
-        for block in blocks.tolist():
-            del self._entries[self._key_of.pop(block)]
+        gone = [self._entries.pop(self._key_of.pop(block))[1] for block in blocks.tolist()]
+        if self._slots is not None:
+            self._slots.forget(gone)
 
     def check(self) -> None:
         """Restates the invariants; for tests."""

@@ -34,7 +34,8 @@ from penstock.schedule.prompt_outputs import PromptOutputs
 from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import DRAINED, PREEMPTED, RUNNING, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import Bool, Drafter, Int32, Joins, LateMasks, StepPlan, StepTokens
+from penstock.schedule.state_slots import StateSlots
+from penstock.schedule.step import Bool, Drafter, Int32, Joins, LateMasks, Moves, StepPlan, StepTokens
 from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
 from penstock.schedule.windowed_pool import WindowedPool, pool_of
@@ -60,12 +61,15 @@ class Scheduler:
         self.rows = Rows(limits.max_rows, width)
         self.pool = pool_of(limits)
         self.slot_token = np.full((limits.num_blocks, BLOCK_SIZE), 0, np.int32)  # full: pages now, not amid a step
-        self.tree = PrefixTree(self.pool, self.slot_token, limits.prefix_caching)
+        self.slots = StateSlots(limits.snapshots)
+        self.tree = PrefixTree(
+            self.pool, self.slot_token, limits.prefix_caching, self.slots if limits.snapshots else None
+        )
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
         self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers)
-        self.drafting = Drafting(self.rows, self.mask_slots, drafter)
-        self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots)
+        self.drafting = Drafting(self.rows, self.mask_slots, drafter, bool(self.slots))
+        self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots, self.slots)
         self.watch = StopTokenMasks(limits.vocab_size)
         self.outputs = outputs(limits, self.rows, self.groups, self.slot_token, self.watch)
         sharing = limits.sharing if limits.prefix_groups else None
@@ -158,7 +162,7 @@ class Scheduler:
             self.slot_token.reshape(-1)[self.rows.slots(joined, joins.records["length"])] = joins.records["last_token"]
             for piece in admitted.pieces:
                 self.outputs.bring_scores(piece.rows, piece.group)
-        if not rows.size and not admitted.chunks:
+        if not rows.size and not admitted.chunks and not self.slots.waits:
             if not self.in_flight:
                 self.preempter.unblock()
                 self._free_read()
@@ -236,7 +240,10 @@ class Scheduler:
             group_start=order.start,
             group_blocks=order.blocks,
             group_length=order.length,
-            copies=np.concatenate(admitted.copies) if admitted.copies else np.zeros((0, 2), np.int32),
+            moves=Moves(
+                np.concatenate(admitted.copies) if admitted.copies else np.zeros((0, 2), np.int32),
+                self.slots.launched(),
+            ),
             new_blocks=growth,
             joins=joins,
             chunks=chunks_of(admitted.chunks),
@@ -374,3 +381,4 @@ class Scheduler:
         self.tree.check()
         self.finisher.check()
         self.mask_slots.check()
+        self.slots.check([group.state_slot for group in self.groups if group.state_slot >= 0])

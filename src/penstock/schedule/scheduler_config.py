@@ -14,6 +14,7 @@ class SchedulerConfig:
     num_blocks: int  # pages of the KV pool, the scratch block included: a block takes 1 + window_tables of them
     window: int = 0  # tokens that layers with a page of their own see
     window_tables: int = 0  # pages that a block has for layers with windows; 0: its one page holds all layers
+    snapshots: range = range(0)  # slots of recurrent state that are no row's (state_slots.py); none: layers have none
     max_rows: int
     max_model_len: int  # tokens, prompt and output
     max_batched_tokens: int  # of a step; at least max_rows

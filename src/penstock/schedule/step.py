@@ -9,7 +9,8 @@ its last one is decoded: the first token of a sample needs no path of its own, a
 prompt_logprobs).
 
 A step on the device, in this order:
-    1. copies       block -> block, all layers (a tail's own copy of a prompt's last, partial block)
+    1. moves        of state: block -> block (a tail's own copy of a prompt's last, partial block), slot -> slot (the
+                    recurrent state that a prompt or a tail goes on from)
     2. joins        rows come to life: their columns are written, their tables filled
     3. new blocks   table entries of rows that grow
     4. masks        which tokens may come, for rows whose mask is new
@@ -77,6 +78,18 @@ class Joins:
 
 
 @dataclass(slots=True)
+class Moves:
+    """State that is copied, all layers, before the forward: [n, 2] from and to. No block and no slot is both."""
+
+    blocks: Int32  # of paged state
+    slots: Int32  # of recurrent state
+
+    @classmethod
+    def none(cls) -> Moves:
+        return cls(np.zeros((0, 2), np.int32), np.zeros((0, 2), np.int32))
+
+
+@dataclass(slots=True)
 class Masks:
     """Token masks for slots of the device's pool, written before the step's draw. Bit t % 32 of word t // 32 is set
     where token t may come."""
@@ -107,6 +120,7 @@ class Chunks:
     blocks: Int32  # [chunks, width]  block tables that cover context + chunk, padded with SCRATCH_BLOCK
     prompt_logprobs: Int32  # [chunks]  -1: none; k: for each token of the chunk, logprobs of the *next* prompt token
     next_token: Int32  # [tokens]  the prompt token after each (scored where prompt_logprobs asks), -1 elsewhere
+    slots: Int32 | None = None  # [chunks]  of recurrent state that each is folded into; None: the dead row's
 
     @property
     def scored(self) -> bool:
@@ -165,7 +179,7 @@ class StepPlan:
     )
     group_blocks: Int32  # [G, width]  blocks of the prefixes, padded with SCRATCH_BLOCK
     group_length: Int32  # [G]  tokens of the prefixes, multiples of BLOCK_SIZE
-    copies: Int32  # [c, 2]  from block, to block
+    moves: Moves
     new_blocks: Int32  # [m, 3]  row, index in its table, block
     joins: Joins | None
     chunks: Chunks | None
@@ -189,11 +203,11 @@ class StepPlan:
 def plain_step(
     number: int, rows: Int32, lengths: Int32, wants: int = 0, joins: Joins | None = None, chunks: Chunks | None = None
 ) -> StepPlan:
-    """Returns a step without prefix groups, copies and new blocks."""
+    """Returns a step without prefix groups, moves and new blocks."""
     return StepPlan(
         number=number, rows=rows, lengths=lengths, wants=wants, group_start=np.zeros(1, np.int32),
         group_blocks=np.zeros((0, 0), np.int32), group_length=np.zeros(0, np.int32),
-        copies=np.zeros((0, 2), np.int32), new_blocks=np.zeros((0, 3), np.int32), joins=joins, chunks=chunks,
+        moves=Moves.none(), new_blocks=np.zeros((0, 3), np.int32), joins=joins, chunks=chunks,
     )  # fmt: skip
 
 

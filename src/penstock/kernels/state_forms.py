@@ -1,0 +1,138 @@
+"""State forms: what a part of a layer keeps of each sequence from one step to the next, as bytes of a storage.
+
+    paged      a page for each block of 16 tokens    KvForm (layer_kv.py): keys and values of each KV head
+                                                     LatentForm: one vector a token, whose first part is its values
+    recurrent  a slot for each sequence, of one size however long it is    RecurrentForm: named arrays
+
+A form says how many bytes a page or a slot takes and makes typed views of a storage. Memory budgets, roofline and the
+simulator count forms. It knows shapes and bytes; no rows, no blocks' owners.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+
+ALIGN = 16  # bytes: arrays of a slot begin at multiples of so many, which kernels' wide loads want
+
+
+class PagedForm(Protocol):
+    """A form of which each token has its own part."""
+
+    @property
+    def keys(self) -> torch.dtype:
+        """What keys are stored in."""
+
+    @property
+    def values(self) -> torch.dtype:
+        """What values are stored in."""
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Shape of a block's bytes in a storage [blocks, *block_shape] of uint8."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of 16 tokens."""
+
+    def over(self, storage: Tensor) -> Any:
+        """storage [blocks, *block_shape] uint8 -> views of it, as the layer's operations take them."""
+
+    def plain(self, dtype: torch.dtype) -> PagedForm:
+        """Returns the same numbers stored in the model's dtype."""
+
+
+@dataclass(slots=True)
+class LatentKv:
+    """A layer's latent vectors over one storage."""
+
+    latent: Tensor  # [blocks, 16, width], a view
+    value_width: int  # the first numbers of a vector, which are its value
+
+    @property
+    def values(self) -> Tensor:
+        """Returns the values [blocks, 16, value_width], a view."""
+        return self.latent[..., : self.value_width]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentForm:
+    """One vector a token that serves all heads (multi-head latent attention, arXiv:2405.04434): it is the key as a
+    whole, and its first `value_width` numbers are the value."""
+
+    width: int
+    value_width: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value_width <= self.width:
+            raise ValueError(f"a latent vector of {self.width} numbers has no value of {self.value_width}")
+
+    @property
+    def keys(self) -> torch.dtype:
+        return self.dtype
+
+    @property
+    def values(self) -> torch.dtype:
+        return self.dtype
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        return (BLOCK_SIZE * self.width * self.dtype.itemsize,)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_shape[0]
+
+    def over(self, storage: Tensor) -> LatentKv:
+        return LatentKv(storage.view(self.dtype).unflatten(1, (BLOCK_SIZE, self.width)), self.value_width)
+
+    def plain(self, dtype: torch.dtype) -> LatentForm:
+        return LatentForm(self.width, self.value_width, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """An array of a recurrent state, of one sequence."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentForm:
+    """Arrays that a layer folds each token of a sequence into."""
+
+    parts: tuple[StatePart, ...]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return sum(_aligned(part.bytes) for part in self.parts)
+
+    def over(self, storage: Tensor) -> dict[str, Tensor]:
+        """storage [slots, slot_bytes] uint8 -> each part's view [slots, *shape]."""
+        views, first = {}, 0
+        for part in self.parts:
+            flat = storage[:, first : first + part.bytes].view(part.dtype)
+            views[part.name] = flat.unflatten(1, part.shape) if part.shape else flat.squeeze(1)
+            first += _aligned(part.bytes)
+        return views
+
+
+StateForm = PagedForm | RecurrentForm
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGN) * ALIGN

@@ -1,0 +1,178 @@
+"""Samples of a model that keeps state in every form are what each is alone: forked, chunked, preempted, from the prefix
+cache, by two ranks. Its hidden states can be handed out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from execute_drive import Ask, Host, tiny_model, tiny_runner
+from ranks_together import Together, met
+from schedule_drive import ByTurns
+from toy_constraint import Alternating
+from toy_states import build_toy
+
+from penstock.config import Config
+from penstock.engine.build_engine import engine_over
+from penstock.engine.engine import Engine
+from penstock.errors import UsageError
+from penstock.execute.kv_cache import KvCache
+from penstock.execute.kv_fit import whole_prompts
+from penstock.execute.runner import TorchRunner
+from penstock.models.sizes import ModelSizes
+from penstock.parallel.layout import Layout
+from penstock.request import Request, SamplingParams
+from penstock.schedule.mask_makers import MasksHere
+from penstock.schedule.scheduler import Scheduler
+
+pytestmark = pytest.mark.torch
+
+Samples = dict[tuple[int, int], list[int]]
+HEAD = [8 + i * 37 % 140 for i in range(53)]  # three blocks and a bit, that prompts share
+
+
+def requests() -> list[Request]:
+    """Groups and lone samples; prompts of one token, of whole blocks, that begin alike, that are the same."""
+    prompts = [HEAD, [9], HEAD[:49], [11, 12, 13] * 9, HEAD[:48], HEAD, [*HEAD, 30, 31], [*range(20, 37)], HEAD[:33]]
+    return [
+        Request(
+            request_id=number, prompt=np.array(prompt, np.int32).tobytes(),
+            sampling=SamplingParams(n=1 + 3 * (number % 3), max_tokens=20 + 3 * number, seed=number, ignore_eos=True),
+        )
+        for number, prompt in enumerate(prompts)
+    ]  # fmt: skip
+
+
+def alternating(request: Request, sample: int) -> Alternating | None:
+    """The last requests' samples are constrained."""
+    return Alternating(160, forces=False) if request.request_id > 5 else None
+
+
+def drive(engine: Engine, asked: list[Request], threads: ByTurns, together: int = 100) -> Samples:
+    """Runs requests, so many at once."""
+    found: Samples = {}
+    waiting = list(asked)
+    while waiting or engine.has_work:
+        while waiting and len(engine.scheduler.live) < together:
+            request = waiting.pop(0)
+            held = request.request_id > 5
+            engine.scheduler.submit(request, (lambda s, r=request: alternating(r, s)) if held else None)
+        threads.run()
+        deltas = engine.step()
+        engine.scheduler.check()
+        for i in range(0 if deltas is None else deltas.count):
+            tokens = deltas.tokens[deltas.start[i] : deltas.start[i + 1]].tolist()
+            found.setdefault((int(deltas.request[i]), int(deltas.sample[i])), []).extend(tokens)
+    return found
+
+
+def over(runner: TorchRunner, **knobs: object) -> tuple[Engine, ByTurns]:
+    threads = ByTurns()
+    masks = MasksHere(runner.vocab_size, threads)
+    return engine_over(runner, Config.of(**knobs), masks), threads  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Samples:
+    """What each request gives by itself, nothing of it cached."""
+    runner = tiny_runner(build=build_toy)
+    found: Samples = {}
+    for request in requests():
+        engine, threads = over(runner, enable_prefix_caching=False)
+        found |= drive(engine, [request], threads)
+    runner.close()
+    return found
+
+
+@pytest.mark.parametrize("ahead", range(4))
+@pytest.mark.parametrize("tight", [False, True])
+def test_samples_are_what_they_are_alone(alone: Samples, ahead: int, tight: bool) -> None:
+    """Few blocks, slots and tokens a step; rows are preempted all the time."""
+    limits = {"blocks": 24, "snapshots": 2, "max_batched_tokens": 24} if tight else {"snapshots": 3}
+    runner = tiny_runner(build=build_toy, **limits)  # type: ignore[arg-type]
+    engine, threads = over(runner, steps_ahead=ahead, preempt_every=5 if tight else 0)
+    assert drive(engine, requests(), threads, together=4) == alone
+    stats, slots = engine.scheduler.stats(), engine.scheduler.slots
+    assert stats["late_masks"] > 0, "no row ever sat a draw out"
+    assert stats["prefix_hit_tokens"] > 0 and slots.hits > 0
+    assert (stats["preemptions"] > 5 and slots.evictions > 0) or not tight
+    runner.close()
+
+
+def test_a_state_that_is_not_moved_is_seen(alone: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = tiny_runner(build=build_toy)
+    monkeypatch.setattr(runner._state._slot_copier, "copy", lambda source, target: None)  # type: ignore[union-attr]
+    engine, threads = over(runner)
+    assert drive(engine, requests(), threads) != alone
+    runner.close()
+
+
+def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path) -> None:
+    layouts = [Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))]
+    runners = [tiny_runner(build=build_toy, layout=layout, blocks=30) for layout in layouts]
+    assert runners[0]._model.slot_bytes * 2 == tiny_model(build=build_toy).slot_bytes
+    one, threads = over(runners[0], preempt_every=7)
+    engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]
+    assert drive(engine, requests(), threads, together=5) == alone
+    for runner in runners:
+        runner.close()
+
+
+def test_after_a_sleep_prompts_are_computed_again(alone: Samples) -> None:
+    runner = tiny_runner(build=build_toy)
+    engine, threads = over(runner)
+    some = requests()[:3]
+    assert drive(engine, some, threads).items() <= alone.items()
+    engine.sleep()
+    engine.wake_up()
+    again = [replace(each, request_id=3 + number) for number, each in enumerate(some)]
+    found = {(number - 3, sample): tokens for (number, sample), tokens in drive(engine, again, threads).items()}
+    assert found == {key: alone[key] for key in alone if key[0] < 3}
+    runner.close()
+
+
+def test_drafts_are_refused_where_there_is_recurrent_state() -> None:
+    runner = tiny_runner(build=build_toy)
+    engine, _ = over(runner)
+    with pytest.raises(UsageError, match="recurrent state"):
+        Scheduler(engine.scheduler.limits, drafter=object())  # type: ignore[arg-type]
+    runner.close()
+
+
+def test_memory_counts_every_form() -> None:
+    """Two layers of keys and values, one of latent vectors, none for the layer that reads another's; two sums."""
+    model = tiny_model(build=build_toy)
+    heads, latent = (2 * 2 * 8 * 4) * 16, 12 * 4 * 16
+    assert [form.block_bytes for form in model.paged_forms] == [heads, latent, heads]
+    assert model.slot_bytes == 2 * 32 * 4
+    runner = tiny_runner(max_rows=8, blocks=50, build=build_toy)
+    tokens, slots = 51 * 16 * 4, (8 + 2 + 4) * (model.slot_bytes + 16)
+    assert runner.describe()["kv_bytes"] == 51 * (2 * heads + latent) + tokens + slots
+    runner.close()
+    sizes = ModelSizes.of(model)
+    assert sizes is not None and (sizes.recurrent, sizes.slot_bytes) == (2, model.slot_bytes)
+    assert sizes.kv_numbers * 4 * 16 == 2 * heads + latent
+
+
+def test_hidden_states_of_layers_are_handed_out() -> None:
+    """What layer 3 leaves is the same for a token in a chunk, in a row, and in a step of whole prompts."""
+    model = tiny_model()
+    model.hand_out([0], 64)
+    cache = KvCache(model.keepers, 8, torch.device("cpu"))
+    ids = torch.tensor(HEAD[:20])
+    with torch.inference_mode():
+        model.forward(ids, whole_prompts(1, 20, torch.tensor([[1, 2]])), cache.layers)
+    whole = model.handed[0][:20].clone()
+    runner = tiny_runner()
+    runner._model.hand_out([0], 64)
+    host = Host(runner)
+    row = host.row(0, HEAD[:20], 10, ask=Ask(), pieces=3)
+    in_pieces = runner._model.handed[0]
+    host.run([row], 1)
+    torch.testing.assert_close(in_pieces[0], whole[19])
+    assert not torch.equal(whole[18], whole[19])
+    runner.close()

@@ -90,7 +90,7 @@ def test_sinks_take_part_while_it_is_looked_at(tmp_path: Path) -> None:
         return OPS.attention(*args)
 
     look_at_kv(model, replace(OPS, attention=attention))
-    wanted = [block.attention.sink_scores for block in model.blocks for _ in range(2)]
+    wanted = [block.mixer.sink_scores for block in model.blocks for _ in range(2)]
     assert len(seen) == 4 and all(a is not None and a is b for a, b in zip(seen, wanted, strict=True))
 
 
@@ -128,8 +128,8 @@ def test_scales_that_an_artifact_keeps_are_taken_and_nothing_is_measured(
     model = loaded(folder)
     fit_kv(model, "fp8", OPS)
     plain = loaded(folder).paged_forms[0]
-    model.blocks[0].attention.form = kept_form(plain, ([], [2.0**-3] * plain.kv_heads), CPU)
-    told = {block.attention.name: told_scales(block.attention.form) for block in model.blocks}
+    model.blocks[0].mixer.form = kept_form(plain, ([], [2.0**-3] * plain.kv_heads), CPU)
+    told = {block.mixer.name: told_scales(block.mixer.form) for block in model.blocks}
     config = Config.of(device="cpu", kv_cache_dtype="fp8")
     config.kv_scales = json.loads(json.dumps(told))
     monkeypatch.setattr(kv_fit, "look_at_kv", None)

@@ -64,6 +64,12 @@ GPT_OSS = {
     "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 21, "head_dim": 32, "num_hidden_layers": 4,
     "swiglu_limit": 1.2, "rope_parameters": YARN | {"truncate": False},
 }  # fmt: skip
+LFM2 = {
+    "block_multiple_of": 16,
+    "block_ffn_dim_multiplier": 1.2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+CONV_LAST = ["conv", "full_attention", "conv"]
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -136,6 +142,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
     "smollm3-windows": ("SmolLM3", NOPE | {"use_sliding_window": True, "sliding_window": 21}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": GROWTH, "sliding_window": 50}),
+    "lfm2": ("Lfm2", LFM2 | {"full_attn_idxs": [1]}),
+    "lfm2-biases-last-conv": ("Lfm2", LFM2 | {"conv_bias": True, "conv_L_cache": 5, "layer_types": CONV_LAST}),
+    "lfm2-whole-mlp": (
+        "Lfm2", LFM2 | {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [0, 2], "tie_word_embeddings": False},
+    ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip

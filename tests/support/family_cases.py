@@ -127,6 +127,14 @@ CASES: dict[str, Case] = {
         | {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
                                "full_attention": {**YARN["rope_parameters"]}}} | TIED,
     ),
+    "lfm2 4/2 of 32, convolutions of 3 taps": (
+        "Lfm2", {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention", "conv"]}
+        | THREE | TIED,
+    ),
+    "lfm2 2/1 of 64, 4 taps with biases": (
+        "Lfm2", {"num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["full_attention", "conv"]}
+        | {"conv_L_cache": 4, "conv_bias": True, "tie_word_embeddings": False},
+    ),
     "gpt_oss 4/2 of 64, window 37": (
         "GptOss", heads(4, 2, 64) | YARN | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 37},
     ),

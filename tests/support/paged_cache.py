@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import DecodeInputs, PrefillInputs, StepInputs
-from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.inputs import DecodeInputs, PrefillInputs, StateInputs, StepInputs
+from penstock.kernels.layer_kv import KvForm, LayerKv
+from penstock.kernels.state_forms import RecurrentForm
+from penstock.layers.block import Keeper
 from penstock.models.decoder import Decoder
 
 BLOCK = 16
@@ -22,10 +25,17 @@ class PagedCache:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(sequences * blocks, generator=generator) + 1
         self.tables = order.reshape(sequences, blocks).to(torch.int32)
-        shapes = [(sequences * blocks + 1, form.kv_heads, 2, BLOCK, form.width) for form in model.paged_forms]
-        # Never zeros: unwritten must show.
-        self.kv = [(LayerKv.plain(torch.full(shape, 7.0, dtype=model.dtype)),) for shape in shapes]
+        self.kv = [tuple(self._views(keeper, sequences, blocks) for keeper in each) for each in model.keepers]
         self.lengths = [0] * sequences
+
+    def _views(self, keeper: Keeper, sequences: int, blocks: int) -> Any:
+        """What a keeper stores. Pages are never zeros: unwritten must show. A sequence begins with a slot of zeros."""
+        form = keeper.form
+        if isinstance(form, RecurrentForm):
+            return form.over(torch.zeros(sequences, form.slot_bytes, dtype=torch.uint8))
+        assert isinstance(form, KvForm)
+        shape = sequences * blocks + 1, form.kv_heads, 2, BLOCK, form.width
+        return LayerKv.plain(torch.full(shape, 7.0, dtype=self.model.dtype))
 
     @torch.inference_mode()
     def step(self, rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, Sequence[int]]] = ()) -> Tensor:
@@ -41,6 +51,11 @@ class PagedCache:
             rows=len(rows),
             decode=self._decode([s for s, _ in rows]) if rows else None,
             prefill=self._prefill(pieces[len(rows) :]) if chunks else None,
+            states=StateInputs(
+                slots=torch.tensor([s for s, _ in rows], dtype=torch.int64),
+                folds=torch.ones(len(rows), dtype=torch.bool),
+                chunk_slots=torch.tensor([s for s, _ in chunks], dtype=torch.int64),
+            ),
         )
         hidden = self.model.forward(ids, inputs, self.kv)
         for sequence, tokens in pieces:

@@ -114,7 +114,7 @@ def test_every_tensor_lands_in_its_place(tmp_path: Path, shards: int) -> None:
     gate, up = (tensors[f"model.layers.1.mlp.{n}_proj.weight"] for n in ("gate", "up"))
     layer = model.blocks[1]
     assert isinstance(layer, DecoderLayer) and isinstance(layer.mlp, Mlp)
-    assert torch.equal(layer.attention.qkv.loaded["weight"].value, torch.cat((q, k, v)))
+    assert torch.equal(layer.mixer.qkv.loaded["weight"].value, torch.cat((q, k, v)))
     assert torch.equal(layer.mlp.gate_up.loaded["weight"].value, torch.cat((gate, up)))
     assert torch.equal(_head(model), tensors["lm_head.weight"])
     assert model.weights_bytes == sum(t.numel() * 4 for t in tensors.values())

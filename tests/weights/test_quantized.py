@@ -67,7 +67,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, layout: Layout = ALON
 
 def linears(model: Decoder) -> dict[str, Any]:
     block: Any = model.blocks[0]
-    return {"qkv": block.attention.qkv, "o": block.attention.out, "gate_up": block.mlp.gate_up, "down": block.mlp.down}
+    return {"qkv": block.mixer.qkv, "o": block.mixer.out, "gate_up": block.mlp.gate_up, "down": block.mlp.down}
 
 
 FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}

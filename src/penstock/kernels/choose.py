@@ -112,6 +112,7 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "experts": _experts(),
     "plan": _triton("attention", "takes buffers once a step"),
     "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
+    "short_conv": _triton("short_conv", "gates and taps in one launch of rows, two of chunks"),
     "embed": _triton("embedding", "one launch"),
     "copy_blocks": _triton("blocks", "all layers in one launch"),
     "sample": _triton("sample", "one pass over the logits; filters without a sort"),

@@ -57,6 +57,20 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
+class ShortConv(Protocol):
+    """Gated causal convolution, channel by channel, over the few tokens of a window, which is moved on (LFM2).
+
+    given `[T, 3c]`: what gates the values, what gates the answer, the values; weight `[c, taps]`, the newest token's
+    last; bias `[c]` or None; window `[slots, c, taps]`, what each slot saw last, the oldest first. `inputs.states` says
+    which slot a row or chunk has, and whether a row's newest token is in it already. Returns `[T, c]`: the out gate
+    times the convolution of in gate times value; that product and the convolution are rounded to the dtype.
+    """
+
+    def __call__(
+        self, given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
+    ) -> Tensor: ...
+
+
 class TokenLogprobs(Protocol):
     """Raw logits `[m, vocabulary]`, tokens `[m]` -> chosen `[m]`, rank `[m]`, ids and logprobs of the top `[m, k]`."""
 
@@ -116,6 +130,7 @@ class Ops:
     # (of equals the lower number), by the softmax of those scores over all experts, added up in float32
     experts: Callable[[Tensor, Tensor, Any], Tensor]
     attention: Attention
+    short_conv: ShortConv
     softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     # ids [T], table [rows, d], the token of its first row -> [T, d], 0 where a token is not in it. None: all are
     embed: Callable[..., Tensor]

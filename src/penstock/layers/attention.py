@@ -60,6 +60,10 @@ class Attention:
     def source(self) -> None:
         """None: its K and V are its own."""
 
+    @property
+    def reader(self) -> Linear:
+        return self.qkv
+
     def matrices(self) -> Iterator[Linear]:
         yield from (self.qkv, self.out)
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import RecurrentForm, StateForm
@@ -35,6 +36,24 @@ class Keeper(Protocol):
     @property
     def source(self) -> Keeper | None:
         """The keeper of an earlier layer, whose state this one reads and has none of its own. None: it has its own."""
+
+
+class Mixer(Keeper, Protocol):
+    """What brings a layer's tokens together, and keeps state for it."""
+
+    def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: Any, /) -> Tensor:
+        """x [T, d], state: views of what it stores -> [T, d], of the tokens that the step keeps."""
+
+    @property
+    def reader(self) -> Linear:
+        """The product that reads x, and says how it wants it."""
+
+    def weights(self) -> Iterator[Weight]: ...
+
+    def matrices(self) -> Iterator[Linear]:
+        """Yields its products."""
+
+    def prepare(self, ops: Ops) -> None: ...
 
 
 class Block(Protocol):

@@ -1,18 +1,19 @@
-"""Decoder layers: attention and a feed-forward part beside the residual stream, in the orders that models have."""
+"""Decoder layers: a token mixer (attention, a convolution) and a feed-forward part beside the residual stream, in the
+orders that models have.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from penstock.kernels.inputs import StepInputs
-from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import Attention
-from penstock.layers.block import Block, Keeper
+from penstock.layers.block import Block, Keeper, Mixer
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import FeedForward, Mlp
 from penstock.layers.norm import Norm
@@ -21,22 +22,22 @@ from penstock.quant.weight import Weight
 
 
 class _TwoParts:
-    """Attention and a feed-forward part, in whatever order norms stand around them."""
+    """A mixer and a feed-forward part, in whatever order norms stand around them."""
 
     __slots__ = ()
-    attention: Attention
+    mixer: Mixer
     mlp: FeedForward
 
     def prepare(self, ops: Ops) -> Block:
-        self.attention.prepare(ops)
+        self.mixer.prepare(ops)
         self.mlp.prepare(ops)
         return cast(Block, self)
 
     def keeps(self) -> Sequence[Keeper]:
-        return (self.attention,)
+        return (self.mixer,)
 
     def matrices(self) -> Iterator[Linear]:
-        yield from self.attention.matrices()
+        yield from self.mixer.matrices()
         yield from self.mlp.matrices()
 
     @property
@@ -49,17 +50,17 @@ class DecoderLayer(_TwoParts):
     """Llama's order: each part behind a norm. scale: of what each part adds to the stream. Gemma's has a norm behind
     each part too, before its answer joins the stream: the `first` of the next norm, which is another layer's."""
 
-    attention_norm: Norm
-    attention: Attention
+    mixer_norm: Norm
+    mixer: Mixer
     mlp_norm: Norm
     mlp: FeedForward
     scale: float = 1.0
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[LayerKv]
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
     ) -> tuple[Tensor, Tensor]:
-        rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
-        x = self._scaled(self.attention(ops, rows, step, state[0]))
+        rows, residual = self.mixer_norm(ops, x, residual, self.mixer.reader)
+        x = self._scaled(self.mixer(ops, rows, step, state[0]))
         rows, residual = self.mlp_norm(ops, x, step.keep(residual), self.mlp.reader)
         return self._scaled(self.mlp(ops, rows)), residual
 
@@ -67,43 +68,44 @@ class DecoderLayer(_TwoParts):
         return x if self.scale == 1.0 else x.mul_(self.scale)
 
     def weights(self) -> Iterator[Weight]:
-        yield from self.attention_norm.weights()
+        yield from self.mixer_norm.weights()
         yield from self.mlp_norm.weights()
-        yield from self.attention.weights()
+        yield from self.mixer.weights()
         yield from self.mlp.weights()
 
     def prepare(self, ops: Ops) -> Block:
         _TwoParts.prepare(self, ops)
         if (
             ops.one_row is None
+            or not isinstance(self.mixer, Attention)
             or self.scale != 1.0
             or self.mlp_norm.first is not None
             or not isinstance(self.mlp, Mlp)
             or not fits_gate(self.mlp)
         ):
             return self
-        plain = fits_qkv(self.attention)
-        return OneRowLayer(self, ops.one_row, self.attention_norm, self.attention, self.mlp_norm, self.mlp, plain)
+        plain = fits_qkv(self.mixer)
+        return OneRowLayer(self, ops.one_row, self.mixer_norm, self.mixer, self.mlp_norm, self.mlp, plain)
 
 
 @dataclass(slots=True)
 class NormsBehindLayer(_TwoParts):
     """OLMo 2's order (arXiv:2501.00656): parts read the stream as it is, a norm behind each."""
 
-    attention: Attention
-    behind_attention: Norm
+    mixer: Mixer
+    behind_mixer: Norm
     mlp: FeedForward
     behind_mlp: Norm
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[LayerKv]
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
     ) -> tuple[Tensor, Tensor]:
         stream = x if residual is None else residual.add_(x)
-        x = self.behind_attention.alone(ops, self.attention(ops, stream, step, state[0]))
+        x = self.behind_mixer.alone(ops, self.mixer(ops, stream, step, state[0]))
         stream = step.keep(stream).add_(x)
         return self.behind_mlp.alone(ops, self.mlp(ops, stream)), stream
 
     def weights(self) -> Iterator[Weight]:
-        yield from (self.behind_attention.weight, self.behind_mlp.weight)
-        yield from self.attention.weights()
+        yield from (self.behind_mixer.weight, self.behind_mlp.weight)
+        yield from self.mixer.weights()
         yield from self.mlp.weights()

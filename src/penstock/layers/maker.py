@@ -16,6 +16,7 @@ from penstock.errors import CheckpointError, UsageError
 from penstock.kernels.expert_matrix import FOURS
 from penstock.kernels.inputs import TILE, AttentionKind, VocabularyPart
 from penstock.kernels.layer_kv import KvForm
+from penstock.kernels.state_forms import RecurrentForm, StatePart
 from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
@@ -24,6 +25,7 @@ from penstock.layers.moe import Moe, Stacked
 from penstock.layers.norm import Norm, WholeNorms
 from penstock.layers.rope import rope_table, rotated
 from penstock.layers.rope_config import RopeConfig
+from penstock.layers.short_conv import WINDOW, ShortConv
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import SchemeOf, all_plain
 from penstock.quant.scheme import PLAIN, ForExperts, Scheme
@@ -118,11 +120,11 @@ class Maker:
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
         scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
         norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
-        query_growth: float = 0.0, sinks: bool = False,
+        query_growth: float = 0.0, sinks: bool = False, out: str = "o_proj",
     ) -> Attention:  # fmt: skip
-        """at: the name before `.q_proj` (fused: `.qkv_proj`).   scale: of scores, None: width ** -0.5.   norms: of q's
-        and k's heads.   query_growth: of queries beyond the rope's original context.   sinks: each head has
-        one, `.sinks`."""
+        """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores, None: width ** -0.5.
+        norms: of q's and k's heads.   query_growth: of queries beyond the rope's original context.   sinks: each head
+        has one, `.sinks`."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -145,7 +147,7 @@ class Maker:
             KvForm(kind.kv_heads, width, self.dtype, self.dtype),
             self.rope_tables[rope, width],
             self.column_linear(parts, hidden, bias=qkv_bias, fused=f"{at}.qkv_proj" if fused else None),
-            self.row_linear(f"{at}.o_proj", hidden, heads * width, heads, bias=out_bias),
+            self.row_linear(f"{at}.{out}", hidden, heads * width, heads, bias=out_bias),
             q_norm,
             k_norm,
             between,
@@ -156,12 +158,27 @@ class Maker:
 
     def mlp(
         self, at: str, hidden: int, middle: int, *, activation: Activation = "silu", bias: bool = False,
-        fused: bool = False,
+        fused: bool = False, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> Mlp:  # fmt: skip
-        """at: the name before `.gate_proj` (fused: `.gate_up_proj`)."""
-        parts, both = [(f"{at}.{n}_proj", middle, middle) for n in ("gate", "up")], f"{at}.gate_up_proj"
-        gate_up = self.column_linear(parts, hidden, bias=bias, fused=both if fused else None)
-        return Mlp(gate_up, self.row_linear(f"{at}.down_proj", hidden, middle, middle, bias=bias), activation)
+        """at: the name before the `names` of gate, up and down (fused: before `.gate_up_proj`)."""
+        *first, down = (f"{at}.{name}" for name in names)
+        both = f"{at}.gate_up_proj" if fused else None
+        gate_up = self.column_linear([(name, middle, middle) for name in first], hidden, bias=bias, fused=both)
+        return Mlp(gate_up, self.row_linear(down, hidden, middle, middle, bias=bias), activation)
+
+    def short_conv(self, at: str, channels: int, taps: int, *, bias: bool = False) -> ShortConv:
+        """at: the name before `.in_proj`, `.conv` and `.out_proj`. Ranks share the channels."""
+        parts = [(f"{at}.in_proj.{part}", channels, channels) for part in ("gate", "out_gate", "value")]
+        cut = self.layout.share(channels, f"channels of {at}")
+        own = channels // cut[0]
+        return ShortConv(
+            at,
+            RecurrentForm((StatePart(WINDOW, (own, taps), self.dtype),)),
+            self.column_linear(parts, channels, bias=bias, fused=f"{at}.in_proj"),
+            Weight([Part(f"{at}.conv.weight", (channels, 1, taps), 0, *cut)], self.dtype, self.device),
+            Weight([Part(f"{at}.conv.bias", (channels,), 0, *cut)], self.dtype, self.device) if bias else None,
+            self.row_linear(f"{at}.out_proj", channels, channels, channels, bias=bias),
+        )
 
     def moe(
         self, at: str, hidden: int, middle: int, experts: int, top_k: int, *, renormalise: bool,

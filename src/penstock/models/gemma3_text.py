@@ -125,8 +125,8 @@ def build(config: GemmaConfig, make: Maker) -> Decoder:
             if c.qk_norm else None,
         )  # fmt: skip
         return DecoderLayer(
-            attention_norm=norm(f"{at}.input_layernorm", first=behind_mlp(number - 1)),
-            attention=attention,
+            mixer_norm=norm(f"{at}.input_layernorm", first=behind_mlp(number - 1)),
+            mixer=attention,
             mlp_norm=norm(f"{at}.pre_feedforward_layernorm", first=norm(f"{at}.post_attention_layernorm")),
             mlp=make.mlp(f"{at}.mlp", hidden, c.intermediate_size, activation="gelu_tanh"),
         )

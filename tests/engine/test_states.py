@@ -1,11 +1,12 @@
-"""Samples of a model that keeps state in every form are what each is alone: forked, chunked, preempted, from the prefix
-cache, by two ranks. Its hidden states can be handed out.
+"""Samples of models with recurrent state are what each is alone: forked, chunked, preempted, from the prefix cache, by
+two ranks. One is a toy that keeps state in every form that there is. Hidden states can be handed out.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,10 +77,26 @@ def over(runner: TorchRunner, **knobs: object) -> tuple[Engine, ByTurns]:
     return engine_over(runner, Config.of(**knobs), masks), threads  # type: ignore[arg-type]
 
 
+TOY: dict[str, Any] = {"build": build_toy}
+MODELS: dict[str, dict[str, Any]] = {
+    "toy": TOY,
+    "lfm2": {
+        "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
+        "rms_norm_eps": None, "block_multiple_of": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a runner of a model is made with."""
+    return MODELS[request.param]
+
+
 @pytest.fixture(scope="module")
-def alone() -> Samples:
+def alone(model: dict[str, Any]) -> Samples:
     """What each request gives by itself, nothing of it cached."""
-    runner = tiny_runner(build=build_toy)
+    runner = tiny_runner(**model)
     found: Samples = {}
     for request in requests():
         engine, threads = over(runner, enable_prefix_caching=False)
@@ -90,10 +107,10 @@ def alone() -> Samples:
 
 @pytest.mark.parametrize("ahead", range(4))
 @pytest.mark.parametrize("tight", [False, True])
-def test_samples_are_what_they_are_alone(alone: Samples, ahead: int, tight: bool) -> None:
+def test_samples_are_what_they_are_alone(model: dict[str, Any], alone: Samples, ahead: int, tight: bool) -> None:
     """Few blocks, slots and tokens a step; rows are preempted all the time."""
     limits = {"blocks": 24, "snapshots": 2, "max_batched_tokens": 24} if tight else {"snapshots": 3}
-    runner = tiny_runner(build=build_toy, **limits)  # type: ignore[arg-type]
+    runner = tiny_runner(**model, **limits)
     engine, threads = over(runner, steps_ahead=ahead, preempt_every=5 if tight else 0)
     assert drive(engine, requests(), threads, together=4) == alone
     stats, slots = engine.scheduler.stats(), engine.scheduler.slots
@@ -103,18 +120,20 @@ def test_samples_are_what_they_are_alone(alone: Samples, ahead: int, tight: bool
     runner.close()
 
 
-def test_a_state_that_is_not_moved_is_seen(alone: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = tiny_runner(build=build_toy)
+def test_a_state_that_is_not_moved_is_seen(
+    model: dict[str, Any], alone: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = tiny_runner(**model)
     monkeypatch.setattr(runner._state._slot_copier, "copy", lambda source, target: None)  # type: ignore[union-attr]
     engine, threads = over(runner)
     assert drive(engine, requests(), threads) != alone
     runner.close()
 
 
-def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path) -> None:
+def test_two_ranks_give_the_samples_of_one(model: dict[str, Any], alone: Samples, tmp_path: Path) -> None:
     layouts = [Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))]
-    runners = [tiny_runner(build=build_toy, layout=layout, blocks=30) for layout in layouts]
-    assert runners[0]._model.slot_bytes * 2 == tiny_model(build=build_toy).slot_bytes
+    runners = [tiny_runner(**model, layout=layout, blocks=30) for layout in layouts]
+    assert runners[0]._model.slot_bytes * 2 == tiny_model(**model).slot_bytes
     one, threads = over(runners[0], preempt_every=7)
     engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]
     assert drive(engine, requests(), threads, together=5) == alone
@@ -122,8 +141,8 @@ def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path) -> No
         runner.close()
 
 
-def test_after_a_sleep_prompts_are_computed_again(alone: Samples) -> None:
-    runner = tiny_runner(build=build_toy)
+def test_after_a_sleep_prompts_are_computed_again(model: dict[str, Any], alone: Samples) -> None:
+    runner = tiny_runner(**model)
     engine, threads = over(runner)
     some = requests()[:3]
     assert drive(engine, some, threads).items() <= alone.items()
@@ -136,7 +155,7 @@ def test_after_a_sleep_prompts_are_computed_again(alone: Samples) -> None:
 
 
 def test_drafts_are_refused_where_there_is_recurrent_state() -> None:
-    runner = tiny_runner(build=build_toy)
+    runner = tiny_runner(**TOY)
     engine, _ = over(runner)
     with pytest.raises(UsageError, match="recurrent state"):
         Scheduler(engine.scheduler.limits, drafter=object())  # type: ignore[arg-type]
@@ -145,11 +164,11 @@ def test_drafts_are_refused_where_there_is_recurrent_state() -> None:
 
 def test_memory_counts_every_form() -> None:
     """Two layers of keys and values, one of latent vectors, none for the layer that reads another's; two sums."""
-    model = tiny_model(build=build_toy)
+    model = tiny_model(**TOY)
     heads, latent = (2 * 2 * 8 * 4) * 16, 12 * 4 * 16
     assert [form.block_bytes for form in model.paged_forms] == [heads, latent, heads]
     assert model.slot_bytes == 2 * 32 * 4
-    runner = tiny_runner(max_rows=8, blocks=50, build=build_toy)
+    runner = tiny_runner(max_rows=8, blocks=50, **TOY)
     tokens, slots = 51 * 16 * 4, (8 + 2 + 4) * (model.slot_bytes + 16)
     assert runner.describe()["kv_bytes"] == 51 * (2 * heads + latent) + tokens + slots
     runner.close()

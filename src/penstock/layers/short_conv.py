@@ -1,0 +1,57 @@
+"""ShortConv: a gated convolution over a channel's last few tokens, which takes attention's place in a layer (LFM2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.kernels.fp8_rows import Rows
+from penstock.kernels.inputs import StepInputs
+from penstock.kernels.ops import Ops
+from penstock.kernels.state_forms import StateForm
+from penstock.layers.linear import Linear
+from penstock.quant.weight import Weight
+
+WINDOW = "window"  # the part of its state: [channels, taps], the tokens that it saw last, the oldest first
+
+
+@dataclass(slots=True)
+class ShortConv:
+    """out(gate * conv(gate' * value)): all three of one product, the convolution causal and channel by channel."""
+
+    name: str  # in a checkpoint, before `.in_proj`
+    form: StateForm
+    into: Linear  # [3 * channels, d]: what gates the values, what gates the answer, the values
+    taps: Weight  # [channels, 1, taps]
+    bias: Weight | None  # [channels]
+    out: Linear  # [d, channels]
+
+    kind: None = None  # it attends nothing
+    cos_sin: None = None
+    source: None = None
+
+    def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
+        """x [T, d] -> [T, d], or of those that the step keeps."""
+        bias = None if self.bias is None else self.bias.value
+        mixed = ops.short_conv(self.into(ops, x), self.taps.value.squeeze(1), bias, state[WINDOW], step)
+        return self.out(ops, step.keep(mixed))
+
+    @property
+    def reader(self) -> Linear:
+        return self.into
+
+    def weights(self) -> Iterator[Weight]:
+        yield self.taps
+        if self.bias is not None:
+            yield self.bias
+        yield from self.into.weights()
+        yield from self.out.weights()
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from (self.into, self.out)
+
+    def prepare(self, ops: Ops) -> None:
+        self.into.prepare(ops)
+        self.out.prepare(ops)

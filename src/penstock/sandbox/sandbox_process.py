@@ -241,9 +241,9 @@ class _Desk:
             check_grammar(job.asked)
             return Reply()
         if isinstance(job, TokensJob):
-            ids = np.frombuffer(job.ids, np.int32)
-            self._allow(self.bounds.seconds + ids.size // CHARACTERS_A_SECOND)
-            return Reply(text=self.tokenizer.decode(ids, skip_special_tokens=False))
+            given = np.frombuffer(job.ids, np.int32)
+            self._allow(self.bounds.seconds + given.size // CHARACTERS_A_SECOND)
+            return Reply(text=self.tokenizer.decode(given, skip_special_tokens=False))
         if isinstance(job, TellJob):
             self._allow(self.bounds.seconds + len(job.text) // CHARACTERS_A_SECOND)
             found = self.tokenizer.encode(job.text, add_special_tokens=job.add_special_tokens)

@@ -71,6 +71,17 @@ def test_what_compiles_for_minutes_is_ended_and_holds_no_other(pool: MaskPool, n
     assert pool._children == children and all(child.poll() is None for child in pool._children)
 
 
+def test_forms_of_batches_come_behind_those_that_somebody_waits_for(pool: MaskPool) -> None:
+    def bomb(number: int) -> StructuredOutputsParams:
+        return StructuredOutputsParams(json={"type": "integer", "multipleOf": 999_983 - number})
+
+    first, *others = [pool.ask(bomb(number), background=True) for number in range(1, 4)]
+    online = pool.ask(bomb(4))
+    with pytest.raises(UsageError, match="to compile and to begin with"):
+        pool.compiled(online.asked)
+    assert first.known and not any(form.known for form in others)
+
+
 def test_a_schema_of_thousands_of_properties_is_refused_by_name() -> None:
     """By the library's count, in the sandbox."""
     with pytest.raises(UsageError, match="grammar size"):

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,16 @@ def test_what_no_frame_can_hold_is_a_fault_of_its_field(sandbox: Sandbox, value:
         with pytest.raises(UsageError) as refused:
             sandbox.run(job)
         assert refused.value.param == field and (isinstance(value, str) or field in refused.value.rule)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system doesn't say what a process has")
+def test_what_a_long_text_took_is_given_back_and_the_process_stays(tokenizer: Tokenizer) -> None:
+    sandbox = Sandbox.open(tokenizer, LIMIT, Bounds(grown=32 * 2**20))
+    process = sandbox._process.pid
+    for _ in range(3):
+        assert sandbox.run(TellJob("\u0301" * 200_000, spelt=True)).told
+    assert sandbox.usable and sandbox._process.pid == process
+    sandbox.close()
 
 
 def test_no_more_of_a_text_is_tokenised_than_the_context_needs(

@@ -33,7 +33,7 @@ class CompileQueue:
     def put(self, request: Request) -> bool:
         """Takes a request in whose form isn't known. Returns whether it did."""
         asked = request.sampling.structured_outputs
-        if asked is None or self._pool is None or (form := self._pool.ask(asked)).known:
+        if asked is None or self._pool is None or (form := self._pool.ask(asked, request.background)).known:
             return False
         self._requests[request.request_id] = request, form
         return True

@@ -6,8 +6,8 @@
 To compile is to make the first masks, too. The library counts its own work, but not all of it: `multipleOf` 999983
 took it 12 s and 400 MB, and no count said so.
 What passes here takes no longer anywhere else. Forms that are compiled soon come first, however many others wait, and
-of both kinds one runs at a time. The process is forked from the one that read the vocabulary, and has one thread, so
-that it can fork. It knows grammars; no samples.
+of both kinds one runs at a time; a batch's come behind those that somebody waits for. The process is forked from the
+one that read the vocabulary, and has one thread, so that it can fork. It knows grammars; no samples.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ TOO_LONG = (
 
 
 class Compile(msgspec.Struct, tag="compile"):
-    """A form to compile, and its number, which samples name. slow: it took longer than QUICK."""
+    """A form to compile, and its number, which samples name. slow: it took longer than QUICK. background: nobody waits
+    for it."""
 
     grammar: int
     asked: StructuredOutputsParams
     slow: bool = False
+    background: bool = False
 
 
 class Compiled(msgspec.Struct, tag="compiled"):
@@ -143,12 +145,28 @@ def _make_first_masks(grammar: CompiledGrammar) -> None:
     matcher.mask()
 
 
+class _Line:
+    """Forms that wait for a trial: first those that somebody waits for, each in the order in which it came."""
+
+    def __init__(self) -> None:
+        self._forms: dict[bool, deque[Compile]] = {False: deque(), True: deque()}  # by whether they are of background
+
+    def __bool__(self) -> bool:
+        return any(self._forms.values())
+
+    def put(self, word: Compile) -> None:
+        self._forms[word.background].append(word)
+
+    def take(self) -> Compile:
+        return (self._forms[False] or self._forms[True]).popleft()
+
+
 class FormTrials:
     """Trials, of each kind one at a time."""
 
     def __init__(self, channel: socket.socket, compiler: GrammarCompiler | PenstockError) -> None:
         self._channel, self._compiler = channel, compiler
-        self._waiting: dict[bool, deque[Compile]] = {False: deque(), True: deque()}  # by whether they are slow
+        self._waiting = {False: _Line(), True: _Line()}  # by whether they are slow
         self._trials: dict[bool, _Trial] = {}
         self._decoder = msgspec.msgpack.Decoder(Compiled)
 
@@ -163,7 +181,8 @@ class FormTrials:
                     poll.register(channel, select.POLLIN)
                 ready = {descriptor for descriptor, _ in poll.poll()}
                 if self._channel.fileno() in ready:
-                    self._waiting[False].extend(map(decoder.decode, frames.read()))
+                    for data in frames.read():
+                        self._waiting[False].put(decoder.decode(data))
                 for slow, trial in list(self._trials.items()):
                     if trial.channel.fileno() in ready:
                         self._take(slow, trial)
@@ -179,7 +198,7 @@ class FormTrials:
                 others = [self._channel, *(trial.channel for trial in self._trials.values())]
                 self._trials[slow] = _Trial(self._compiler, others)
             if self._trials[slow].word is None:
-                self._trials[slow].begin(waiting.popleft())
+                self._trials[slow].begin(waiting.take())
 
     def _take(self, slow: bool, trial: _Trial) -> None:
         """Takes in what a trial says, or its end."""
@@ -187,7 +206,7 @@ class FormTrials:
             found = [self._decoder.decode(data) for data in trial.frames.read()]
         except (EOFError, ConnectionResetError):
             if (word := trial.word) is not None and not slow:
-                self._waiting[True].append(Compile(word.grammar, word.asked, slow=True))
+                self._waiting[True].put(msgspec.structs.replace(word, slow=True))
             elif word is not None:
                 self._channel.sendall(frame(Compiled(word.grammar, TOO_LONG)))
             self._trials.pop(slow).end()

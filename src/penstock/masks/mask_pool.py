@@ -51,13 +51,15 @@ _ALONE = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}  # it 
 @dataclass(slots=True, eq=False)
 class Form:
     """A form, whatever it came to. known: whether it was compiled or refused. slow: whether to compile it took long.
-    bytes: that it takes. dropped: it is kept no more. deaths: of processes that were compiling it."""
+    background: nobody waited for it when it was first asked for. bytes: that it takes. dropped: it is kept no more.
+    deaths: of processes that were compiling it."""
 
     number: int
     asked: StructuredOutputsParams
     known: bool = False
     refusal: str | None = None
     slow: bool = False
+    background: bool = False
     bytes: int = 0
     dropped: bool = False
     deaths: int = 0
@@ -96,15 +98,16 @@ class MaskPool:
 
     # --- forms --------------------------------------------------------------------------------------------------------
 
-    def ask(self, asked: StructuredOutputsParams) -> Form:
-        """Returns a form: the one that is kept, else a new one, which is compiled from now on."""
+    def ask(self, asked: StructuredOutputsParams, background: bool = False) -> Form:
+        """Returns a form: the one that is kept, else a new one, which is compiled from now on; in the background behind
+        others."""
         self.look()  # at deaths while nothing was asked
         if self._compact and asked.whitespace_pattern is None:
             asked = replace(asked, disable_any_whitespace=True)
         key = msgspec.msgpack.encode(asked)
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = Form(next(self._numbers), asked)
+            form = self._forms[key] = Form(next(self._numbers), asked, background=background)
             form.bytes = len(key)
             self._bytes += form.bytes
             self._compile(form, self._try)
@@ -158,7 +161,7 @@ class MaskPool:
         if process.died:
             process.connect(*self._spawn(self._about(process.index), 1))
         process.forms.add(form.number)
-        process.send(Compile(form.number, form.asked, form.slow))
+        process.send(Compile(form.number, form.asked, form.slow, form.background))
 
     def _keep(self, most: int | None = None) -> None:
         """Lets go of forms until there are no more than so many (None: KEPT), those that were asked for longest ago

@@ -34,7 +34,13 @@ SHORT = 8_192  # bytes of a job that it may stand still for
 RETRY = 8  # jobs, after a late one, until it stands still for as long ones again
 _FIELDS = {"template_kwargs": "chat_template_kwargs", "tools": "tools"}  # of a ChatJob, beside its messages
 _NO_WORDS = (TypeError, OverflowError, RecursionError, ValueError)  # raised for what msgpack cannot hold
-_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}  # no threads: they would share the limits
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",  # no threads: they would share the limits
+    "RUST_BACKTRACE": "0",
+    # Bytes that GNU's allocator keeps of what was freed. By itself it comes to keep 64 MB behind a long text, for which
+    # the process was given up each time; to start another takes a second of a processor.
+    "MALLOC_TRIM_THRESHOLD_": str(2**20),
+}
 
 
 class Sandbox:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from penstock.errors import UsageError
 from penstock.jobs.input_rows import UNSERVED, ModelDefaults, Row, parse_row
 from penstock.jobs.remote import Remote
 from penstock.jobs.remote_batch import submit
+from penstock.server.batch import bulk
 from penstock.server.batch.input_file import (
     BatchJobLimits,
     InputSurvey,
@@ -28,7 +30,9 @@ from penstock.server.batch.input_file import (
     survey,
     verdicts,
 )
+from penstock.server.openai import batch_line
 from penstock.server.openai.batch_line import LineError
+from penstock.server.openai.http_limits import LONG_BODY
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
@@ -361,3 +365,29 @@ def test_what_a_row_of_outputs_has_no_place_for_is_refused_by_name(name: str) ->
     with pytest.raises(UsageError, match=rf"{name} is not served by penstock run: .*penstock batch") as caught:
         parse_row(data, 1, seed=0)
     assert caught.value.param == f"body.{name}"
+
+
+def test_the_loop_doesnt_read_a_long_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    said: dict[bool, set[int]] = {False: set(), True: set()}  # by whether a line is long: threads that read it
+
+    def noted(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def read(body: bytes, *more: Any) -> Any:
+            said[len(body) > LONG_BODY].add(threading.get_ident())
+            return plain(body, *more)
+
+        return read
+
+    monkeypatch.setattr(batch_line, "read_completion", noted(batch_line.read_completion))
+    monkeypatch.setattr(bulk, "read_line", noted(bulk.read_line))
+    with batching(make_tokenizer(tmp_path_factory.mktemp("tok")), tmp_path) as server:
+        lines = [line("short"), line("long", user="y" * LONG_BODY)]
+        batch = server.until_over(server.submit(jsonl(lines)))
+        assert batch.status == "completed" and len(server.rows(batch.output_file_id)) == 2
+        assert len(said[False]) == 1 and said[True] and not said[True] & said[False]
+        said[True].clear()
+        bodies = [{"prompt": "a"}, {"prompt": "a", "user": "y" * LONG_BODY}]
+        answer = server.http.post("/v1/bulk", content=jsonl(bodies))
+        assert answer.status_code == 200 and answer.text.count('"line"') == 2
+        assert len(said[False]) == 1 and said[True] and not said[True] & said[False]

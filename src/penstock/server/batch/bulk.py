@@ -38,6 +38,7 @@ from penstock.server.openai.http_errors import (
     new_request_id,
     too_late,
 )
+from penstock.server.openai.http_limits import LONG_BODY
 from penstock.server.openai.translate import Call
 
 MOST_LINES = 128 * 1024  # of one body
@@ -214,7 +215,10 @@ class BulkRun:
     async def _begin(self, number: int, line: bytes) -> None:
         custom_id = None
         try:
-            raw = read_line(line, self._service.limits)
+            if len(line) > LONG_BODY:
+                raw = await self._bulk.lines.tools.aside(lambda: read_line(line, self._service.limits))
+            else:
+                raw = read_line(line, self._service.limits)
             custom_id = name_of(raw)
             call, packed = await self._reader.read(raw)
             await self._submit(number, custom_id, call, packed)

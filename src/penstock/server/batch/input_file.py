@@ -24,6 +24,7 @@ from penstock.server.batch.file_store import close_behind, open_content
 from penstock.server.openai.batch_line import BatchLine, LineError, LineNumbers, check_id, parse_line, read_request
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.http_errors import HttpError, check_model
+from penstock.server.openai.http_limits import LONG_BODY
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
@@ -175,18 +176,24 @@ class LineCheck:
 async def verdicts(
     path: Path, check: LineCheck, limits: BatchJobLimits
 ) -> AsyncIterator[tuple[int, BatchLine | LineError]]:
-    """Yields (number, the line or why it is bad) for every line, a little in each turn of the loop. Raises OSError."""
+    """Yields (number, the line or why it is bad) for every line, a little in each turn of the loop; long ones in
+    a thread. Raises OSError."""
     turn = time.perf_counter()
     async for number, data in read_lines(path, limits):
-        found: BatchLine | LineError
-        try:
-            found = check.line(data)
-        except LineError as error:
-            found = _without_frames(error)
-        yield number, found
+        if len(data) > LONG_BODY:
+            yield number, await asyncio.to_thread(_verdict, check, data)
+        else:
+            yield number, _verdict(check, data)
         if time.perf_counter() - turn > SLICE:
             await asyncio.sleep(0)
             turn = time.perf_counter()
+
+
+def _verdict(check: LineCheck, data: bytes) -> BatchLine | LineError:
+    try:
+        return check.line(data)
+    except LineError as error:
+        return _without_frames(error)
 
 
 def _without_frames(error: LineError) -> LineError:

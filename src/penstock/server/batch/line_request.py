@@ -32,6 +32,7 @@ from penstock.server.openai.http_errors import (
     status_of,
     too_late,
 )
+from penstock.server.openai.http_limits import LONG_BODY
 from penstock.server.openai.pick_answer import answer_to
 from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.translate import Call, make_call
@@ -136,7 +137,7 @@ class LinePreparer:
         LineRequest.outcome."""
         service = self.service
         try:
-            form = line.form()
+            form = await self._aside(line.form) if len(line.body) > LONG_BODY else line.form()
             check_model(form.model, service.model)
             call = await make_call(form, self._tools)
             call.tenant = service.tenant_of(owner)

@@ -30,14 +30,13 @@ from penstock.server.openai.http_errors import (
     names_of,
     status_of,
 )
-from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.http_limits import LONG_BODY, HttpLimits
 from penstock.server.openai.pick_answer import answer_to
 from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.responses_forms import PARAMS, read_responses
 from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
 
-LONG_BODY = 65_536  # bytes of a body that the loop doesn't read itself: up to 0.5 s a MB, where it has many small parts
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
 Result = TypeVar("Result")
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import UsageError
 
+# Bytes of a body, or a line, that the loop doesn't read itself: up to 0.5 s a MB, where it has many small parts.
+LONG_BODY = 65_536
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:

@@ -38,10 +38,13 @@ class StepTensors:
     tokens: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
     slots: Tensor  # [tokens] int64
+    tags: Tensor | None  # [tokens] int32, where the model reads them
 
     @classmethod
-    def of(cls, tokens: int, device: torch.device) -> StepTensors:
-        return cls(*(torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3)))
+    def of(cls, tokens: int, device: torch.device, reads_tags: bool) -> StepTensors:
+        ids, positions, slots = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3))
+        tags = torch.zeros(tokens, dtype=torch.int32, device=device) if reads_tags else None
+        return cls(ids, positions, slots, tags)
 
     def take(self, first: int, chunks: StagedChunks) -> None:
         """Puts the chunks' tokens in, from place `first` on."""
@@ -49,6 +52,8 @@ class StepTensors:
         self.tokens[first:last].copy_(chunks.ids)
         self.positions[first:last].copy_(chunks.positions)
         self.slots[first:last].copy_(chunks.slots)
+        if self.tags is not None and chunks.tags is not None:
+            self.tags[first:last].copy_(chunks.tags)
 
 
 class StepLaunches:
@@ -61,7 +66,8 @@ class StepLaunches:
         self._model, self._ops, self._rows, self._kv, self._staging = model, ops, rows, kv, staging
         self.sampler, self._sizes, self._windows = sampler, sizes, windows
         device, width = rows.device, rows.block_table.shape[1]
-        self.columns = StepTensors.of(capacity + max_tokens + BESIDE_TOKENS[-1] + ALIGNED, device)
+        tokens = capacity + max_tokens + BESIDE_TOKENS[-1] + ALIGNED
+        self.columns = StepTensors.of(tokens, device, model.reads_tags)
         # For graphs, one address; in plain torch a step's lie where they were staged.
         self._group_blocks = torch.zeros(groups if ops.compiled else 0, width, dtype=torch.int32, device=device)
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
@@ -100,11 +106,12 @@ class StepLaunches:
 
     def forward(
         self, size: int, groups: int, chunks: PrefillInputs | None = None, tokens: int = 0, drafts: bool = False,
-        scored: bool = False,
+        scored: bool = False, embeds: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
         hidden states of the rows, with `scored` (or where there are none) of the chunks too. groups: places for prefix
-        groups. tokens: with the chunks'. drafts: whether some rows have more than one query."""
+        groups. tokens: with the chunks'. drafts: whether some rows have more than one query. embeds: as Decoder.forward
+        takes them."""
         columns = self.columns
         tokens = size if chunks is None else tokens
         if size:
@@ -112,14 +119,17 @@ class StepLaunches:
                 self._staging.rows[:size], self.queries(size, drafts), self._rows, self._kv.slot_token,
                 self._kv.dump_block, columns.tokens, columns.positions, columns.slots,
             )  # fmt: skip
+            if columns.tags is not None:
+                torch.index_select(self._rows.tag, 0, self._staging.rows[:size], out=columns.tags[:size])
         decode = self._decode(size, groups) if size else None
         inputs = StepInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)
+        inputs.tags = None if columns.tags is None else columns.tags[:tokens]
         if decode is not None and groups:
             inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
         if self._windows is not None:
             inputs.by_layer = self._windows.by_layer(inputs, columns.slots[: -(-tokens // ALIGNED) * ALIGNED])
         of_rows = chunks is not None and size > 0 and not scored
-        return self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows)
+        return self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows, embeds=embeds)
 
     def draw(
         self, size: int, hidden: Tensor, wants: int, most: int = 0, asking: Asking = NOBODY, forces: bool = False,

@@ -61,4 +61,5 @@ def chunks_of(chunks: list[Chunk]) -> Chunks | None:
         blocks=blocks,
         prompt_logprobs=np.array(scored, np.int32),
         next_token=np.concatenate([c.group.tokens[c.start + 1 : c.stop + 1] for c in chunks]),
+        tags=np.array([c.group.live.tag for c in chunks], np.int32),
     )

@@ -54,7 +54,7 @@ class Host:
         cpu = torch.device("cpu")
         staging, asked = Staging(limits.max_rows, limits.max_rows, cpu), SamplingMirror(limits.max_rows)
         kv = KvCache([], limits.num_blocks + 1, cpu)
-        self.stager = PlanStager(staging, EXACT, asked, kv, None, limits.max_rows, keeps_groups=True)
+        self.stager = PlanStager(staging, EXACT, asked, kv, None, limits.max_rows, True, False)
         self.random = np.random.default_rng(0)
         self.done = np.zeros(limits.max_rows, np.bool_)
 

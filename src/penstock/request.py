@@ -28,7 +28,7 @@ NO_VOCABULARY = f"logprobs of -1, the whole vocabulary, are not served: 0 to {MA
 MAX_SAMPLES = 65_536
 MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choices together
 MAX_SEED = 2**63 - 1
-MAX_SALT = 2**62 - 1
+MAX_SALT, MAX_TAG = 2**62 - 1, 2**31 - 1
 REST = -1  # in place of a sample to cancel: all that have not ended, and what each has made is told
 _WHOLE: dict[str, tuple[int, int | None]] = {  # whole numbers of SamplingParams: the lowest and the highest
     "n": (1, MAX_SAMPLES),
@@ -301,6 +301,7 @@ class Request:
     background: runs on what requests that somebody waits for leave.
     tenant: who asks, as a number; the line before the rows is fair between tenants.
     salt: cached blocks are shared between requests of one salt alone; 0 is a salt too.
+    tag: what a model that reads tags is told with each of its tokens; cached blocks are shared within one tag alone.
     bad_words: the ids of sampling.bad_words, a list a word.
     """
 
@@ -313,6 +314,7 @@ class Request:
     background: bool = False
     tenant: int = 0
     salt: int = 0
+    tag: int = 0
     bad_words: list[list[int]] = field(default_factory=list)
 
 

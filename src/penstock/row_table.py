@@ -82,6 +82,7 @@ FIELDS = (
     Field("bias_count", "i4"),
     Field("word_count", "i4"),  # its bad words lie behind its biases, BAD_WORD_IDS ids each; then ids it asks of
     Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # -1 is none
+    Field("tag", "i4"),  # of its request, for models that read tags
     Field("mask_slot", "i4", dead=-1),  # of the device's pool of token masks; -1: any token may come
 )
 RANGES = {field.param: field.range for field in FIELDS if field.param is not None and field.range is not None}

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import triton_interpreter  # before the kernels
-from execute_drive import Ask, Host, Row, late_steps, tiny_runner
+from execute_drive import Ask, Host, Row, chunk_of, late_steps, tiny_runner
 from toy_proposer import Repeats
 
 from penstock.execute import executor as executor_file
@@ -150,6 +150,26 @@ def test_drafts_that_the_device_made_are_the_plain_steps(request: pytest.Fixture
     assert [line[:3] for line in want[1:]] == [[40] * 3] * 2 and [len(line) for line in want] == [3, 6, 7]
     request.getfixturevalue("by_triton")
     assert _drafted_by_device(tiny_runner(**ONE_LAYER)) == want
+
+
+def _tagged(runner: TorchRunner) -> list[list[int]]:
+    """Tokens of two rows of unlike tags; the second's prompt, with embeddings handed in, comes beside the first."""
+    host = Host(runner)
+    first = host.row(0, [8, 9, 10], 40, Ask(tag=1))
+    prompt, blocks = list(range(20, 40)), host.take(2)
+    handed = {at: np.linspace(-1, at / 9, 32, dtype=np.float32) for at in (0, 2, 18)}
+    second = Row(1, prompt, 20, 60, blocks, Ask(tag=3), 0, 19)
+    flights = [host.launch([first], joins=[first], chunks=chunk_of(prompt, 0, 19, blocks, tag=3, handed=handed))]
+    flights += [host.launch([first, second], joins=[second])]
+    told = [flight.fetch().tokens.tolist() for flight in flights]
+    runner.close()
+    return told
+
+
+def test_tags_and_handed_embeddings_are_the_plain_steps(request: pytest.FixtureRequest) -> None:
+    want, plain = _tagged(tiny_runner(tagged=True, **ONE_LAYER)), _tagged(tiny_runner(**ONE_LAYER))
+    request.getfixturevalue("by_triton")
+    assert _tagged(tiny_runner(tagged=True, **ONE_LAYER)) == want != plain
 
 
 def test_two_ranks_are_the_plain_step(

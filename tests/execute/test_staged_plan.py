@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def _stager(sizes: StepSizes) -> PlanStager:
     kv = KvCache([], 50, CPU)
     staging, asked = Staging(24, 8, CPU), SamplingMirror(DEAD)
-    return PlanStager(staging, sizes, asked, kv, None, DEAD, keeps_groups=sizes is PADDED)
+    return PlanStager(staging, sizes, asked, kv, None, DEAD, sizes is PADDED, False)
 
 
 def _plan(groups: Int32 | None = None) -> StepPlan:

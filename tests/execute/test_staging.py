@@ -12,6 +12,7 @@ from penstock.execute.padding import (
     BESIDE_CHUNKS,
     CHUNK_GRAPHS,
     GRAPH_ROWS,
+    BesideSizes,
     chunk_capacity,
     graph_sizes,
     group_capacity,
@@ -171,7 +172,7 @@ def test_chunks_are_padded_to_the_dump() -> None:
     )  # fmt: skip
     staging = Staging(8, 1, CPU)
     staging.begin()
-    staged = packing.pack_chunks(staging, chunks, 32, 16, 77)
+    staged = packing.pack_chunks(staging, chunks, BesideSizes(8, 40, True), 16, 77, False)
     staging.send()
     ids, positions, slots, inputs = staged.ids, staged.positions, staged.slots, staged.inputs
     assert slots.tolist() == [*range(80, 96), 96, 97, 8 * 16 + 14, 8 * 16 + 15, 9 * 16, *[77 * 16] * 11]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from toy_tags import reads_tags
 
 from penstock.config import BLOCK_SIZE, KvCacheDtype, Quantization
 from penstock.execute.executor import open_executor
@@ -36,6 +37,7 @@ from penstock.schedule.step import (
     BAD_LOGITS,
     JOIN_RECORD,
     Chunks,
+    Embeds,
     Flight,
     Int32,
     Joins,
@@ -91,9 +93,15 @@ def tiny_model(
 
 def tiny_runner(
     max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu", layout: Layout = ALONE,
-    kv_dtype: KvCacheDtype = "auto", max_batched_tokens: int = 512, snapshots: int = 4, **config: Any,
+    kv_dtype: KvCacheDtype = "auto", max_batched_tokens: int = 512, snapshots: int = 4, tagged: bool = False,
+    moved: torch.Tensor | None = None, **config: Any,
 ) -> TorchRunner:  # fmt: skip
+    """tagged: its first layer reads tags. moved [hidden]: added to every embedding."""
     model = tiny_model(poison, device, layout, **config)
+    if moved is not None:
+        model.embedding.table.value.add_(moved)
+    if tagged:
+        reads_tags(model)
     fit_kv(model, kv_dtype, model.ops, sample=torch.arange(9, 29)[None])
     sizes = tuple(graph_sizes(max_rows)) if device == "cuda" else ()
     slots = first_snapshot(max_rows) + snapshots if model.slot_bytes else 0
@@ -123,6 +131,7 @@ class Ask:
     min_tokens: int = 0
     labels: list[int] = field(default_factory=list)  # as many as logprobs says
     allowed: list[int] = field(default_factory=list)  # its mask lies in the slot with the row's number
+    tag: int = 0
 
     def wants(self) -> int:
         wants = WANTS_FILTER if self.top_p < 1 or self.top_k or self.min_p else 0
@@ -203,27 +212,26 @@ class Host:
         self.number += 1
         return plan
 
-    def prefill(self, prompt: list[int], blocks: list[int], pieces: int = 1, prompt_logprobs: int = -1) -> list[Flight]:
-        """Stores all of the prompt but its last token."""
+    def prefill(
+        self, prompt: list[int], blocks: list[int], pieces: int = 1, prompt_logprobs: int = -1, tag: int = 0,
+        handed: dict[int, np.ndarray] | None = None,
+    ) -> list[Flight]:  # fmt: skip
+        """Stores all of the prompt but its last token. handed: embeddings [hidden] by position."""
         borders = np.linspace(0, len(prompt) - 1, pieces + 1).astype(int).tolist()
         flights = []
         for first, last in pairwise(borders):
             if last > first:
-                chunks = Chunks(
-                    tokens=np.array(prompt[first:last], np.int32),
-                    start=np.array([0, last - first], np.int32),
-                    context=np.array([first], np.int32),
-                    blocks=np.array([blocks], np.int32),
-                    prompt_logprobs=np.array([prompt_logprobs], np.int32),
-                    next_token=np.array(prompt[first + 1 : last + 1], np.int32),
-                )
+                chunks = chunk_of(prompt, first, last, blocks, prompt_logprobs, tag, handed)
                 flights.append(self.runner.launch(self.plan([], chunks=chunks)))
         return flights
 
-    def row(self, number: int, prompt: list[int], max_tokens: int, ask: Ask, sample: int = 0, pieces: int = 1) -> Row:
+    def row(
+        self, number: int, prompt: list[int], max_tokens: int, ask: Ask, sample: int = 0, pieces: int = 1,
+        handed: dict[int, np.ndarray] | None = None,
+    ) -> Row:  # fmt: skip
         """A prompt in blocks of its own, prefilled; it still has to join."""
         blocks = self.take(-(-len(prompt) // BLOCK_SIZE))
-        self.prefill(prompt, blocks, pieces)
+        self.prefill(prompt, blocks, pieces, tag=ask.tag, handed=handed)
         return Row(number, prompt, len(prompt), len(prompt) + max_tokens, blocks, ask, sample, len(prompt) - 1)
 
     def run(self, rows: list[Row], steps: int, ahead: int = 0, **first: Any) -> np.ndarray:
@@ -266,6 +274,25 @@ def late_steps(runner: Runner) -> list[list[int]]:
     return [flight.fetch().tokens.tolist() for flight in flights]
 
 
+def chunk_of(
+    prompt: list[int], first: int, last: int, blocks: list[int], prompt_logprobs: int = -1, tag: int = 0,
+    handed: dict[int, np.ndarray] | None = None,
+) -> Chunks:  # fmt: skip
+    """Tokens first : last of a prompt. handed: embeddings [hidden] by position."""
+    at = [position for position in handed or {} if first <= position < last]
+    rows = [handed[position] for position in at] if handed else []
+    return Chunks(
+        tokens=np.array(prompt[first:last], np.int32),
+        start=np.array([0, last - first], np.int32),
+        context=np.array([first], np.int32),
+        blocks=np.array([blocks], np.int32),
+        prompt_logprobs=np.array([prompt_logprobs], np.int32),
+        next_token=np.array(prompt[first + 1 : last + 1], np.int32),
+        tags=np.array([tag], np.int32),
+        embeds=Embeds(np.array(at, np.int32) - np.int32(first), np.stack(rows)) if at else None,
+    )
+
+
 def _masks(rows: list[Row], vocabulary: int) -> Masks | None:
     rows = [row for row in rows if row.ask.allowed]
     if not rows:
@@ -287,6 +314,7 @@ def _joins(rows: list[Row]) -> Joins:
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition", "presence", "frequency", "seed", "logprobs"):
         records[name] = [getattr(ask, name) for ask in asks]
     records["ignore_eos"], records["wants"] = [ask.ignore_eos for ask in asks], [ask.wants() for ask in asks]
+    records["tag"] = [ask.tag for ask in asks]
     records["stop_ids"] = [(ask.stop_ids + [-1] * 8)[:8] for ask in asks]
     records["mask_slot"] = [row.number if row.ask.allowed else -1 for row in rows]
     records["bias_count"] = [len(ask.bias) for ask in asks]

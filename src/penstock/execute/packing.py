@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.execute.padding import BesideSizes
 from penstock.execute.staging import Staging
 from penstock.kernels.inputs import PrefillInputs
 from penstock.kernels.row_state import pack_joins
@@ -23,13 +24,15 @@ _NONE: Int32 = np.zeros(0, np.int32)
 
 @dataclass(slots=True)
 class StagedChunks:
-    """Chunks' tokens, padded with the dump's, and what attention is told of them."""
+    """Chunks' tokens, padded with the dump's, what attention is told of them, and what their embeddings are."""
 
     ids: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int64
     slots: Tensor  # [tokens] int64
     inputs: PrefillInputs
     states: Tensor | None  # [chunks] int64: slots of recurrent state; None: layers have none
+    tags: Tensor | None  # [tokens] int32, where the model reads them
+    embeds: tuple[Tensor, Tensor] | None  # indices into the step's tokens [k] int64, rows [k, hidden] float32
 
 
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
@@ -77,11 +80,12 @@ def new_block_lines(new_blocks: Int32) -> Int32:
 
 
 def pack_chunks(
-    staging: Staging, chunks: Chunks, tokens: int, capacity: int, dump_block: int, dump_state: int | None = None
-) -> StagedChunks:
-    """Returns the chunks, staged. tokens, capacity: how many tokens and chunks the step takes, padding included.
-    dump_state: the slot of recurrent state that padding goes to; None: layers have none."""
-    count, size = chunks.context.size, chunks.tokens.size
+    staging: Staging, chunks: Chunks, sizes: BesideSizes, capacity: int, dump_block: int, reads_tags: bool,
+    dump_state: int | None = None,
+) -> StagedChunks:  # fmt: skip
+    """Returns the chunks, staged. sizes, capacity: rows, tokens and chunks of the step, padding included. dump_state:
+    the slot of recurrent state that padding goes to; None: layers have none."""
+    count, size, tokens = chunks.context.size, chunks.tokens.size, sizes.tokens - sizes.rows
     positions, slots = np.zeros(tokens, np.int64), np.full(tokens, dump_block * BLOCK_SIZE, np.int64)
     ids = np.zeros(tokens, np.int32)
     positions[:size] = chunk_positions(chunks)
@@ -92,12 +96,19 @@ def pack_chunks(
     context = np.zeros(capacity, np.int32)
     context[:count] = chunks.context
     inputs = PrefillInputs(staging.add(start), staging.add(context), staging.add(_widened(chunks.blocks)))
-    states = None
+    states = tags = embeds = None
     if dump_state is not None:
         own = np.full(capacity, dump_state, np.int64)
         own[:count] = dump_state if chunks.slots is None else chunks.slots
         states = staging.add(own)
-    return StagedChunks(staging.add(ids), staging.add(positions), staging.add(slots), inputs, states)
+    if reads_tags:
+        each = np.zeros(tokens, np.int32)
+        if chunks.tags is not None:
+            each[:size] = np.repeat(chunks.tags, np.diff(chunks.start))
+        tags = staging.add(each)
+    if (handed := chunks.embeds) is not None:
+        embeds = staging.add(handed.where.astype(np.int64) + sizes.rows), staging.add(handed.rows)
+    return StagedChunks(staging.add(ids), staging.add(positions), staging.add(slots), inputs, states, tags, embeds)
 
 
 def chunk_positions(chunks: Chunks) -> Int64:

@@ -63,15 +63,16 @@ class StagedPlan:
 class PlanStager:
     """Packs plans into `staging` at `sizes`. asked: takes the joining rows in, to know where their biases lie.
 
-    keeps_groups: whether group blocks that were sent once stay where the next steps read them.
+    keeps_groups: whether group blocks that were sent once stay where the next steps read them. reads_tags: whether the
+    model does.
     """
 
     def __init__(
         self, staging: Staging, sizes: StepSizes, asked: SamplingMirror, kv: KvCache, windows: WindowTables | None,
-        max_rows: int, keeps_groups: bool,
+        max_rows: int, keeps_groups: bool, reads_tags: bool,
     ) -> None:  # fmt: skip
         self._staging, self._sizes, self._asked, self._kv, self._windows = staging, sizes, asked, kv, windows
-        self._dead_row, self._keeps_groups = max_rows, keeps_groups
+        self._dead_row, self._keeps_groups, self._reads_tags = max_rows, keeps_groups, reads_tags
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
 
     def stage(self, plan: StepPlan, sizes: BesideSizes) -> StagedPlan:
@@ -106,7 +107,7 @@ class PlanStager:
             capacity = self._sizes.chunks(plan.chunks.context.size)
             dump_state = None if self._kv.folded is None else self._dead_row
             staged.chunks = packing.pack_chunks(
-                staging, plan.chunks, sizes.tokens - size, capacity, self._kv.dump_block, dump_state
+                staging, plan.chunks, sizes, capacity, self._kv.dump_block, self._reads_tags, dump_state
             )
         staging.send()
         if plan.drafts is not None and plan.drafts.from_device:

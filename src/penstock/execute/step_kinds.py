@@ -135,9 +135,10 @@ class Beside:
         """Launches the forward -> hidden states [size or more, d]: of rows; of chunks too where they are asked for."""
         launches, graphs, sizes, plan = self._launches, self._launches.graphs, staged.sizes, staged.plan
         assert staged.chunks is not None and plan.chunks is not None
-        chunks, few, scored = staged.chunks.inputs, launches.few_chunks, plan.chunks.scored
-        states = staged.chunks.states
-        if graphs is not None and sizes.few and chunks.context.shape == few.context.shape and not scored:
+        chunks, few = staged.chunks.inputs, launches.few_chunks
+        scored, embeds, states = plan.chunks.scored, staged.chunks.embeds, staged.chunks.states
+        fits = sizes.few and chunks.context.shape == few.context.shape and not scored and embeds is None
+        if graphs is not None and fits:
             grouped = staged.groups > 0
             launch = launches.forward_few(sizes.rows, sizes.tokens, grouped)
             graph = graphs.with_chunks(sizes.rows, sizes.tokens, grouped, launch)
@@ -151,7 +152,7 @@ class Beside:
                 graph.replay()
                 return graphs.hidden
         drafts = plan.drafts is not None
-        return launches.forward(sizes.rows, staged.groups, chunks, states, sizes.tokens, drafts, scored)
+        return launches.forward(sizes.rows, staged.groups, chunks, states, sizes.tokens, drafts, scored, embeds)
 
 
 class Late:

@@ -39,10 +39,13 @@ class StepTensors:
     tokens: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
     slots: Tensor  # [tokens] int64
+    tags: Tensor | None  # [tokens] int32, where the model reads them
 
     @classmethod
-    def of(cls, tokens: int, device: torch.device) -> StepTensors:
-        return cls(*(torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3)))
+    def of(cls, tokens: int, device: torch.device, reads_tags: bool) -> StepTensors:
+        ids, positions, slots = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3))
+        tags = torch.zeros(tokens, dtype=torch.int32, device=device) if reads_tags else None
+        return cls(ids, positions, slots, tags)
 
     def take(self, first: int, chunks: StagedChunks) -> None:
         """Puts the chunks' tokens in, from place `first` on."""
@@ -50,6 +53,8 @@ class StepTensors:
         self.tokens[first:last].copy_(chunks.ids)
         self.positions[first:last].copy_(chunks.positions)
         self.slots[first:last].copy_(chunks.slots)
+        if self.tags is not None and chunks.tags is not None:
+            self.tags[first:last].copy_(chunks.tags)
 
 
 class StepLaunches:
@@ -62,7 +67,8 @@ class StepLaunches:
         self._model, self._ops, self._rows, self._kv, self._staging = model, ops, rows, kv, staging
         self.sampler, self._sizes, self._windows = sampler, sizes, windows
         device, width = rows.device, rows.block_table.shape[1]
-        self.columns = StepTensors.of(capacity + max_tokens + BESIDE_TOKENS[-1] + ALIGNED, device)
+        tokens = capacity + max_tokens + BESIDE_TOKENS[-1] + ALIGNED
+        self.columns = StepTensors.of(tokens, device, model.reads_tags)
         # For graphs, one address; in plain torch a step's lie where they were staged.
         self._group_blocks = torch.zeros(groups if ops.compiled else 0, width, dtype=torch.int32, device=device)
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
@@ -103,12 +109,12 @@ class StepLaunches:
 
     def forward(
         self, size: int, groups: int, chunks: PrefillInputs | None = None, chunk_states: Tensor | None = None,
-        tokens: int = 0, drafts: bool = False, scored: bool = False,
+        tokens: int = 0, drafts: bool = False, scored: bool = False, embeds: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
         hidden states of the rows, with `scored` (or where there are none) of the chunks too. groups: places for prefix
         groups. chunk_states: slots of recurrent state. tokens: with the chunks'. drafts: whether some rows have more
-        than one query."""
+        than one query. embeds: as Decoder.forward takes them."""
         columns = self.columns
         tokens = size if chunks is None else tokens
         if size:
@@ -116,18 +122,21 @@ class StepLaunches:
                 self._staging.rows[:size], self.queries(size, drafts), self._rows, self._kv.slot_token,
                 self._kv.dump_block, columns.tokens, columns.positions, columns.slots,
             )  # fmt: skip
+            if columns.tags is not None:
+                torch.index_select(self._rows.tag, 0, self._staging.rows[:size], out=columns.tags[:size])
         decode = self._decode(size, groups) if size else None
         inputs = StepInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)
+        inputs.tags = None if columns.tags is None else columns.tags[:tokens]
         if decode is not None and groups:
             inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
+        if (folded := self._kv.folded) is not None:
+            inputs.states = self._states(size, folded, chunk_states)
         if self._windows is not None:
             inputs.by_layer = self._windows.by_layer(inputs, columns.slots[: -(-tokens // ALIGNED) * ALIGNED])
         of_rows = chunks is not None and size > 0 and not scored
-        if (folded := self._kv.folded) is None:
-            return self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows)
-        states = inputs.states = self._states(size, folded, chunk_states)
-        hidden = self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows)
-        self._count_folded(size, folded, states, chunks)
+        hidden = self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows, embeds=embeds)
+        if folded is not None and inputs.states is not None:
+            self._count_folded(folded, inputs.states, chunks)
         return hidden
 
     def _states(self, size: int, folded: Tensor, chunk_states: Tensor | None) -> StateInputs:
@@ -139,7 +148,8 @@ class StepLaunches:
         nobody = torch.zeros(0, dtype=torch.int64, device=rows.device)
         return StateInputs(rows, folds, nobody if chunk_states is None else chunk_states)
 
-    def _count_folded(self, size: int, folded: Tensor, states: StateInputs, chunks: PrefillInputs | None) -> None:
+    @staticmethod
+    def _count_folded(folded: Tensor, states: StateInputs, chunks: PrefillInputs | None) -> None:
         """Notes what the step's slots hold now."""
         rows = states.slots.to(torch.int64)
         folded.index_copy_(0, rows, folded.index_select(0, rows) + states.folds.to(torch.int32))

@@ -94,6 +94,7 @@ class StepInputs:
     plans: dict[AttentionKind, Any] = field(default_factory=dict)  # what `ops.plan` worked out, once a step
     by_layer: list[StepInputs] | None = None  # the step as each layer sees it, where they keep K and V in other blocks
     states: StateInputs | None = None  # None: no layer has recurrent state
+    tags: Tensor | None = None  # [tokens] int32: their requests' tags, where the model reads them
     kept: int | None = None  # tokens from the first on whose answers are asked for; of others K and V alone. None: all
 
     def decode_for(self, window: int | None) -> DecodeInputs | None:

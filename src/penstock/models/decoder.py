@@ -64,6 +64,7 @@ class Decoder:
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
         self.weights_bytes = sum(weight.nbytes for weight in self.weights())
         self.ranks = make.layout.size
+        self.reads_tags = False  # whether a block looks at StepInputs.tags
         self.blocks_run = 0  # in all its life: who waits for a long step sees by it that it goes on
         self._ops: Ops | None = None
 
@@ -81,17 +82,21 @@ class Decoder:
         ops: Ops | None = None,
         *,
         of_rows: bool = False,
+        embeds: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """token_ids `[T]` int64, state: for each block the views of what its keepers store -> normed hidden states
         `[T, hidden]`.
 
         of_rows: those of the step's decode rows alone, `[rows, hidden]`, at least one: of chunks the last block then
-        makes K and V and nothing more. ops: stand in for those that it was prepared with, where somebody looks on."""
+        makes K and V and nothing more. embeds: tokens' indices [k] int64, and what stands in the place of their
+        embeddings [k, hidden]. ops: stand in for those that it was prepared with, where somebody looks on."""
         ops = ops or self.ops
         steps = self._plan(step, ops)
         if of_rows and not self._folds_last:
             steps = [*steps[:-1], replace(steps[-1], prefill=None, kept=step.rows)]
         x: Tensor = self.embedding(ops, token_ids)
+        if embeds is not None:
+            x.index_copy_(0, embeds[0], embeds[1].to(x.dtype))
         residual: Tensor | None = None
         for number, (block, seen, own) in enumerate(zip(self.blocks, steps, state, strict=True)):
             x, residual = block(ops, x, residual, seen, own)

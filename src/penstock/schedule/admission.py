@@ -342,7 +342,7 @@ class Admission:
         tokens = padded.reshape(-1, BLOCK_SIZE)
         if self.tree.enabled and not group.words:
             group.words = words_of(tokens[: group.full])
-        known, group.place = self.tree.match(self._may_share(group), self.tree.root(group.live.salt))
+        known, group.place = self.tree.match(self._may_share(group), self.tree.root(group.live.salt, group.live.tag))
         self.pool.share_beginning(known)
         fresh = self.pool.take(len(tokens) - known.size)
         self.tree.slot_token[fresh] = tokens[known.size :]

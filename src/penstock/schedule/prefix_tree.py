@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.config import BLOCK_SIZE
-from penstock.request import MAX_SALT
+from penstock.request import MAX_SALT, MAX_TAG
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import Int32
@@ -30,7 +30,8 @@ def words_of(tokens: Int32) -> list[bytes]:
 class PrefixTree:
     """Blocks by what they hold. `slot_token [blocks, 16]` is the pool's token geometry, shared with the scheduler.
 
-    A place is the number of the entry before, or `root` of a salt where a chain begins: no salt finds another's blocks.
+    A place is the number of the entry before, or `root` of a salt and a tag where a chain begins: neither finds blocks
+    of another, whose K and V may be other ones.
     """
 
     def __init__(
@@ -49,9 +50,9 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def root(self, salt: int) -> int:
-        """Returns the place where chains of a salt begin, another after each reset."""
-        return -(salt + self._resets * (MAX_SALT + 1))
+    def root(self, salt: int, tag: int) -> int:
+        """Returns the place where chains of a salt and a tag begin, another after each reset."""
+        return -(salt + (tag + self._resets * (MAX_TAG + 1)) * (MAX_SALT + 1))
 
     def reset(self) -> None:
         """Nobody finds anything of what is here, nor of what follows it, any more."""

@@ -106,6 +106,7 @@ class RequestState:
     background: bool = False
     tenant: int = 0
     salt: int = 0
+    tag: int = 0
     allowed: bytes = b""  # allowed_token_ids: int32, each once, in order; none: all may come
     constrain: ConstraintFactory | None = None
     news: bool = True  # PromptNews still to be sent
@@ -136,7 +137,7 @@ class RequestState:
         record = row_record(params, seed, prompt_length, limit, min_length)
         record["wants"] |= WANTS_MASK if constrain is not None else 0
         record["wants"] |= WANTS_WORDS if request.bad_words else 0
-        record["word_count"] = len(request.bad_words)
+        record["word_count"], record["tag"] = len(request.bad_words), request.tag
         words = np.append(padded_words(request.bad_words), np.array(params.logprob_token_ids or (), np.int32))
         values = np.zeros(len(bias) + words.size, np.float32)
         values[: len(bias)] = np.fromiter(bias.values(), np.float32, len(bias))
@@ -158,6 +159,7 @@ class RequestState:
             background=request.background,
             tenant=request.tenant,
             salt=request.salt,
+            tag=request.tag,
             allowed=np.unique(np.array(params.allowed_token_ids, np.int32)).tobytes()
             if params.allowed_token_ids
             else b"",

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.config import BLOCK_SIZE
 from penstock.errors import UsageError
-from penstock.request import MAX_SALT, REST, Request, check_request
+from penstock.request import MAX_SALT, MAX_TAG, REST, Request, check_request
 from penstock.row_table import BAD_WORD_IDS
 from penstock.schedule.admission import Admission, Admitted
 from penstock.schedule.batch_order import BatchOrder
@@ -313,6 +313,8 @@ class Scheduler:
             raise UsageError("request_id must be a new number, from 0 to 2**63 - 1", param="request_id")
         if not 0 <= request.salt <= MAX_SALT:
             raise UsageError(f"salt must be between 0 and {MAX_SALT}", param="cache_salt")
+        if not 0 <= request.tag <= MAX_TAG:
+            raise UsageError(f"tag must be between 0 and {MAX_TAG}", param="tag")
         for word in request.bad_words:
             if not 0 < len(word) <= BAD_WORD_IDS or min(word) < 0 or max(word) >= self.limits.vocab_size:
                 rule = f"bad_words must be of 1 to {BAD_WORD_IDS} ids of the vocabulary each"

@@ -111,6 +111,15 @@ class LateMasks:
 
 
 @dataclass(slots=True)
+class Embeds:
+    """Embeddings that are handed in place of those of some tokens of the chunks. The ids there are pseudo-ids of the
+    vocabulary, equal only where the embeddings are: by them K and V are found again."""
+
+    where: Int32  # [k]  indices into Chunks.tokens, distinct
+    rows: Float32  # [k, hidden]  as the first layer takes them, whatever the model scales its table's rows by
+
+
+@dataclass(slots=True)
 class Chunks:
     """Pieces of prompts that are prefilled in this step, one after the other in `tokens`."""
 
@@ -121,6 +130,8 @@ class Chunks:
     prompt_logprobs: Int32  # [chunks]  -1: none; k: for each token of the chunk, logprobs of the *next* prompt token
     next_token: Int32  # [tokens]  the prompt token after each (scored where prompt_logprobs asks), -1 elsewhere
     slots: Int32 | None = None  # [chunks]  of recurrent state that each is folded into; None: the dead row's
+    tags: Int32 | None = None  # [chunks]  their requests' tags; None: each is 0
+    embeds: Embeds | None = None
 
     @property
     def scored(self) -> bool:

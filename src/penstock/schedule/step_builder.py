@@ -62,4 +62,5 @@ def chunks_of(chunks: list[Chunk]) -> Chunks | None:
         prompt_logprobs=np.array(scored, np.int32),
         next_token=np.concatenate([c.group.tokens[c.start + 1 : c.stop + 1] for c in chunks]),
         slots=np.array([c.group.state_slot for c in chunks], np.int32) if chunks[0].group.state_slot >= 0 else None,
+        tags=np.array([c.group.live.tag for c in chunks], np.int32),
     )

@@ -101,7 +101,7 @@ def test_one_row_of_four_bits_is_the_plain_step(
     try:
         layer = runner._state.model.blocks[0]  # type: ignore[union-attr]
         assert isinstance(layer, OneRowLayer)
-        assert {layer.mlp.gate_up.form(1), layer.mlp.down.form(1), layer.mixer.out.form(1)} == {"fixed"}
+        assert {layer.mlp.gate_up.form(1), layer.mlp.down.form(1), layer.attention.out.form(1)} == {"fixed"}
         _same(want, _steps(runner, ASKS[1:2], 2), within=2e-2)
     finally:
         runner.close()

@@ -19,29 +19,29 @@ import pytest
 
 from penstock.errors import PenstockError
 
-PATIENCE = 20  # seconds after which a target hangs
+PATIENCE = 20  # seconds of processor time after which a target hangs: a busy machine is no hang
 ROOM = 2 << 30  # bytes of address space that a target may take beyond what there is; a thread takes 0.1 of it
 LONGEST_ERROR = 1_500  # characters: a line that a person reads, paths and all
 
 
 @contextlib.contextmanager
-def bounded() -> Iterator[None]:
+def bounded(patience: int = PATIENCE) -> Iterator[None]:
     """Turns a hang into a TimeoutError and a giant allocation into a MemoryError. For the main thread."""
 
     def hangs(*_: object) -> None:
-        raise TimeoutError(f"it takes more than {PATIENCE} s")
+        raise TimeoutError(f"it takes more than {patience} s")
 
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     usual = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, hangs)
+    before = signal.signal(signal.SIGPROF, hangs)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, usual[1]))
-    signal.alarm(PATIENCE)
+    signal.setitimer(signal.ITIMER_PROF, patience)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, usual)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before)
 
 
 @contextlib.contextmanager

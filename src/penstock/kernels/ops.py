@@ -57,7 +57,7 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
-class ShortConv(Protocol):
+class GatedConvolution(Protocol):
     """Gated causal convolution, channel by channel, over the few tokens of a window, which is moved on (LFM2).
 
     given `[T, 3c]`: what gates the values, what gates the answer, the values; weight `[c, taps]`, the newest token's
@@ -130,7 +130,7 @@ class Ops:
     # (of equals the lower number), by the softmax of those scores over all experts, added up in float32
     experts: Callable[[Tensor, Tensor, Any], Tensor]
     attention: Attention
-    short_conv: ShortConv
+    short_conv: GatedConvolution
     softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     # ids [T], table [rows, d], the token of its first row -> [T, d], 0 where a token is not in it. None: all are
     embed: Callable[..., Tensor]

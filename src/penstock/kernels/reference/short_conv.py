@@ -13,7 +13,7 @@ from penstock.kernels.inputs import StepInputs
 
 def short_conv(given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs) -> Tensor:
     """given [T, 3c]: the gate of what comes in, the gate of what goes out, the values; weight [c, taps]; window
-    [slots, c, taps], the tokens that each slot saw last -> [T, c]. The contract is `ops.ShortConv`."""
+    [slots, c, taps], the tokens that each slot saw last -> [T, c]. The contract is `ops.GatedConvolution`."""
     gate_in, gate_out, values = given.chunk(3, dim=1)
     came, states, rows = gate_in * values, inputs.states, inputs.rows
     assert states is not None, "a layer with a window has slots"

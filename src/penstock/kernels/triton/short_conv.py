@@ -107,7 +107,7 @@ def _move_on(given, window, slots, start, rows, channels, TAPS: tl.constexpr, CH
 
 
 def short_conv(given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs) -> Tensor:
-    """given [T, 3c], weight [c, taps], window [slots, c, taps] -> [T, c]. The contract is `ops.ShortConv`."""
+    """given [T, 3c], weight [c, taps], window [slots, c, taps] -> [T, c]. The contract is `ops.GatedConvolution`."""
     states, rows, channels = inputs.states, inputs.rows, weight.shape[0]
     assert states is not None, "a layer with a window has slots"
     out = torch.empty((given.shape[0], channels), dtype=given.dtype, device=given.device)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.requests import Request
 
@@ -80,10 +80,7 @@ class BodyRoom:
         if size <= max(LARGE, self._bytes):
             return
         if intake.large != self._bytes and intake.large - self._bytes + size > intake.most_large:
-            message = (
-                "the server has as many large bodies as it takes: send this again after the seconds in Retry-After"
-            )
-            raise HttpError(message, status=503, code="server_busy", headers={"retry-after": str(TRY_AGAIN)})
+            raise _busy()
         intake.large += size - self._bytes
         self._bytes = size
 
@@ -93,6 +90,11 @@ class BodyRoom:
             size = size if size > LARGE else 0
             self._intake.large -= self._bytes - size
             self._bytes = size
+
+
+def _busy() -> HttpError:
+    message = "the server has as many large bodies as it takes: send this again after the seconds in Retry-After"
+    return HttpError(message, status=503, code="server_busy", headers={"retry-after": str(TRY_AGAIN)})
 
 
 def declared_size(request: Request) -> int:
@@ -109,10 +111,23 @@ class Intake:
         self.most_large = limits.max_large_bytes // servers
         self.bytes = 0  # of bodies that are being received
         self.large = 0  # of large ones that are not token ids yet
+        self._waiting = 0  # of those that are here, and wait to be read
 
     def place(self) -> BodyRoom:
         """Around what is done with one body."""
         return BodyRoom(self)
+
+    @contextlib.contextmanager
+    def waiting(self, size: int) -> Iterator[None]:
+        """While a body that is here waits to be read. Raises HttpError where as many bytes as large ones may have wait:
+        bodies of a megabyte, which aren't large, would take as much memory as somebody sends."""
+        if self._waiting and self._waiting + size > self.most_large:
+            raise _busy()
+        self._waiting += size
+        try:
+            yield
+        finally:
+            self._waiting -= size
 
     async def read(self, request: Request, place: BodyRoom) -> bytearray:
         """Reads the whole body. Raises HttpError, of one that is too large as soon as it is known to be;

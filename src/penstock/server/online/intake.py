@@ -12,9 +12,10 @@ from starlette.requests import Request
 
 from penstock.server.online.request_limits import QueueFullError
 from penstock.server.openai.http_errors import HttpError, shutting_down
-from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.http_limits import LONG_BODY, HttpLimits
 
 LARGE = 1024 * 1024  # bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
+OF_LONG = 4  # one part in so many of what may be on its way in is left to long bodies: half-sent ones bar no short one
 TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
 
 
@@ -146,7 +147,8 @@ class Intake:
                     if len(body) > limits.max_body_bytes:
                         raise self._too_large()
                     place.take(len(body))
-                    if self.bytes > limits.max_reading_bytes:
+                    share = 1 if len(body) <= LONG_BODY else OF_LONG
+                    if self.bytes * share > limits.max_reading_bytes:
                         raise QueueFullError("the server is receiving as much as it takes: send it again", TRY_AGAIN)
                     more_time(len(body))
         finally:

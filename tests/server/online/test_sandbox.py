@@ -3,6 +3,7 @@ have their room."""
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -188,6 +189,39 @@ def test_a_large_body_without_a_length_takes_room_as_it_comes(server: Running) -
     answer = httpx.post(server.url + COMPLETIONS, content=pieces(), timeout=600)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     server.wait_for(lambda: server.service.intake.large == 0)
+
+
+def test_bodies_that_wait_to_be_read_are_bounded_and_go_with_their_clients(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intake, going, read = server.service.intake, threading.Event(), list[int]()
+    plain = handlers.read_completion
+
+    def held(body: bytearray, limits: HttpLimits) -> Any:
+        read.append(len(body))
+        going.wait(60)
+        return plain(body, limits)
+
+    monkeypatch.setattr(handlers, "read_completion", held)
+    monkeypatch.setattr(intake, "most_large", 300_000)
+    body = json.dumps({"prompt": "a", "user": "x" * 100_000}).encode()
+    connections = [connect(server.url) for _ in range(3)]
+    try:
+        for at, connection in enumerate(connections):
+            server.wait_for(lambda waiting=at: intake._waiting == waiting * len(body))
+            connection.sendall(request(body))
+        answer, refusal = read_one(connections[2])
+        assert answer.startswith(b"HTTP/1.1 503 ") and b"server_busy" in refusal
+        connections[1].close()  # amid its wait
+        server.wait_for(lambda: intake._waiting == len(body))
+        going.set()
+        answer, _ = read_one(connections[0])
+        assert answer.startswith(b"HTTP/1.1 200 ") and len(read) == 1
+        server.wait_for(lambda: intake._waiting == 0)
+    finally:
+        going.set()
+        for connection in connections:
+            connection.close()
 
 
 def test_a_body_that_is_alone_may_be_larger_than_all_room(server: Running) -> None:

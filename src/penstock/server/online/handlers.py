@@ -18,6 +18,7 @@ from penstock.server.online.active_call import ActiveCall, ClientGoneError, unti
 from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
 from penstock.server.online.buffered import JSON, BufferedResponse, ResponseBudget
+from penstock.server.online.intake import BodyRoom
 from penstock.server.online.request_limits import Ticket
 from penstock.server.openai.answers import BaseAnswer
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion
@@ -155,7 +156,7 @@ async def _post(
     work = None
     try:
         with state.intake.place() as place:  # until all that is left of the body is token ids
-            form = await read_body(state, await state.intake.read(request, place), read)
+            form = await read_body(state, request, place, read)
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
@@ -170,11 +171,18 @@ async def _post(
         raise
 
 
-async def read_body(state: AppState, body: bytearray, read: Callable[[bytearray, HttpLimits], Result]) -> Result:
-    """Reads a body; a long one in a thread, one after the other: the loop has its turns meanwhile."""
+async def read_body(
+    state: AppState, request: Request, place: BodyRoom, read: Callable[[bytearray, HttpLimits], Result]
+) -> Result:
+    """Receives and reads a body; a long one in a thread, one after the other, unless its client leaves first: the loop
+    has its turns meanwhile. Raises PenstockError, ClientGoneError."""
+    body = await state.intake.read(request, place)
     if len(body) <= LONG_BODY:
         return read(body, state.limits)
-    return await asyncio.get_running_loop().run_in_executor(state.reader, read, body, state.limits)
+    with state.intake.waiting(len(body)):
+        work = asyncio.get_running_loop().run_in_executor(state.reader, read, body, state.limits)
+        del body  # it goes with the work
+        return await until_gone(work, request.receive, state.closing)
 
 
 async def _answer(work: RequestWork, call: Call) -> Response:

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.requests import Request
 
 from penstock.server.online.request_limits import QueueFullError
 from penstock.server.openai.http_errors import HttpError, shutting_down
-from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.http_limits import LONG_BODY, HttpLimits
 
 LARGE = 1024 * 1024  # bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
+OF_LONG = 4  # one part in so many of what may be on its way in is left to long bodies: half-sent ones bar no short one
 TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
 
 
@@ -80,10 +81,7 @@ class BodyRoom:
         if size <= max(LARGE, self._bytes):
             return
         if intake.large != self._bytes and intake.large - self._bytes + size > intake.most_large:
-            message = (
-                "the server has as many large bodies as it takes: send this again after the seconds in Retry-After"
-            )
-            raise HttpError(message, status=503, code="server_busy", headers={"retry-after": str(TRY_AGAIN)})
+            raise _busy()
         intake.large += size - self._bytes
         self._bytes = size
 
@@ -93,6 +91,11 @@ class BodyRoom:
             size = size if size > LARGE else 0
             self._intake.large -= self._bytes - size
             self._bytes = size
+
+
+def _busy() -> HttpError:
+    message = "the server has as many large bodies as it takes: send this again after the seconds in Retry-After"
+    return HttpError(message, status=503, code="server_busy", headers={"retry-after": str(TRY_AGAIN)})
 
 
 def declared_size(request: Request) -> int:
@@ -109,10 +112,23 @@ class Intake:
         self.most_large = limits.max_large_bytes // servers
         self.bytes = 0  # of bodies that are being received
         self.large = 0  # of large ones that are not token ids yet
+        self._waiting = 0  # of those that are here, and wait to be read
 
     def place(self) -> BodyRoom:
         """Around what is done with one body."""
         return BodyRoom(self)
+
+    @contextlib.contextmanager
+    def waiting(self, size: int) -> Iterator[None]:
+        """While a body that is here waits to be read. Raises HttpError where as many bytes as large ones may have wait:
+        bodies of a megabyte, which aren't large, would take as much memory as somebody sends."""
+        if self._waiting and self._waiting + size > self.most_large:
+            raise _busy()
+        self._waiting += size
+        try:
+            yield
+        finally:
+            self._waiting -= size
 
     async def read(self, request: Request, place: BodyRoom) -> bytearray:
         """Reads the whole body. Raises HttpError, of one that is too large as soon as it is known to be;
@@ -131,7 +147,8 @@ class Intake:
                     if len(body) > limits.max_body_bytes:
                         raise self._too_large()
                     place.take(len(body))
-                    if self.bytes > limits.max_reading_bytes:
+                    share = 1 if len(body) <= LONG_BODY else OF_LONG
+                    if self.bytes * share > limits.max_reading_bytes:
                         raise QueueFullError("the server is receiving as much as it takes: send it again", TRY_AGAIN)
                     more_time(len(body))
         finally:

@@ -33,7 +33,7 @@ async def post_tokenize(state: AppState, request: Request) -> Response:
     key = key_of(request.scope)
     state.request_limits.check(key)
     with state.intake.place() as place:
-        asked = await read_body(state, await state.intake.read(request, place), read_tokenize)
+        asked = await read_body(state, request, place, read_tokenize)
         form = asked.form
         check_model(form.model, state.model)
         ticket = state.request_limits.acquire(key, *size_of(form))
@@ -66,8 +66,8 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
     tokenizer, key = _tokenizer(state), key_of(request.scope)
     state.request_limits.check(key)
     with state.intake.place() as place:
-        body, size = await state.intake.read(request, place), state.client.facts.vocab_size
-        model, ids = await read_body(state, body, lambda body, limits: read_detokenize(body, size, limits))
+        size = state.client.facts.vocab_size
+        model, ids = await read_body(state, request, place, lambda body, limits: read_detokenize(body, size, limits))
         check_model(model, state.model)
         ticket = state.request_limits.acquire(key, 1, ids.size)
         try:

@@ -154,6 +154,23 @@ def test_after_a_sleep_prompts_are_computed_again(model: dict[str, Any], alone: 
     runner.close()
 
 
+def test_what_prompts_begin_with_is_kept_from_the_second_one_on(model: dict[str, Any]) -> None:
+    """One after the other: the second shows that they share two blocks, the third computes the rest alone."""
+    runner = tiny_runner(**model, snapshots=8)
+    engine, threads = over(runner)
+    cached = []
+    for number in range(4):
+        prompt = np.array([*HEAD[:37], 10 + number, *HEAD[:20]], np.int32)
+        request = Request(
+            request_id=number, prompt=prompt.tobytes(), sampling=SamplingParams(n=2, max_tokens=3, seed=1)
+        )
+        before = engine.scheduler.stats()["prefix_hit_tokens"]
+        drive(engine, [request], threads)
+        cached.append(engine.scheduler.stats()["prefix_hit_tokens"] - before)
+    assert cached == [0, 0, 32, 32]
+    runner.close()
+
+
 def test_drafts_are_refused_where_there_is_recurrent_state() -> None:
     runner = tiny_runner(**TOY)
     engine, _ = over(runner)

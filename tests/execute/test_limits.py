@@ -148,3 +148,20 @@ def test_no_memory_for_the_model_is_told_before_any_is_taken(tmp_path: Path, mon
     monkeypatch.setattr("penstock.weights.load.dummy_weights", None)
     with pytest.raises(CapacityError, match=r"the weights of .*, 48 positions .* is free on cpu: take a smaller model"):
         open_runner(Config.of(load_format="dummy", device="cpu", max_model_len=48), _folder(tmp_path))
+
+
+def test_recurrent_state_is_counted_before_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 GiB free, 4 of them ours: rows whose state takes half of it at most, a twentieth for snapshots, then KV."""
+    monkeypatch.setattr(limits_module, "free_memory", lambda device: 16 * GIB)
+    batch = BatchLimits(1024, 2048, 1000)
+    small = with_kv(batch, Config.of(), 16384, CPU, slot_bytes=1 << 10)
+    assert small.max_rows == 1024 and small.state_slots == 1024 + 2 + 8 * 1024
+    large = with_kv(batch, Config.of(), 16384, CPU, slot_bytes=8 << 20)
+    assert 200 < large.max_rows < 256 and large.state_slots * (8 << 20) <= 2.2 * (1 << 30)
+    assert large.mask_slots == large.max_rows and large.kv_tokens < small.kv_tokens
+    with pytest.raises(
+        CapacityError, match=r"the recurrent state of 900 sequences takes .*: set max_num_seqs to \d+ or"
+    ):
+        with_kv(BatchLimits(900, 2048, 1000), Config.of(max_num_seqs=900), 16384, CPU, slot_bytes=8 << 20)
+    with pytest.raises(CapacityError, match="take a larger device"):
+        with_kv(batch, Config.of(), 16384, CPU, slot_bytes=1 << 30)

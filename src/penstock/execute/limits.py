@@ -27,8 +27,10 @@ GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05  # 1.5 GB for graphs, on a small GPU so
 SPARE_BLOCKS = 3
 # Of what is free, that recurrent state may take where nobody says how many rows; the rest is for KV.
 SLOT_SHARE = 0.5
-SNAPSHOT_ROWS = 8  # rows for each slot that holds a prompt's state for its samples and for later prompts
-LEAST_SNAPSHOTS = 4
+# Slots that hold prompts' states, for their samples and for later prompts: one for so many rows at least, and as many
+# for each row as a share of what is free has room for.
+SNAPSHOT_ROWS, LEAST_SNAPSHOTS = 8, 4
+SNAPSHOTS_A_ROW, SNAPSHOT_SHARE = 8, 0.05
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,8 +104,10 @@ def with_kv(
     free = max(0, _room_of(config, device) - weights_to_come) // sharers
     slots = 0
     if slot_bytes:
-        limits = _with_rows_that_fit(limits, config, slot_bytes, free, device)
-        slots = slots_of(limits.max_rows)
+        ours = int(free * _share_of(device))
+        limits = _with_rows_that_fit(limits, config, slot_bytes, ours, device)
+        more = min(SNAPSHOTS_A_ROW * limits.max_rows, int(ours * SNAPSHOT_SHARE) // slot_bytes)
+        slots = max(slots_of(limits.max_rows), first_snapshot(limits.max_rows) + more)
         free -= slots * slot_bytes
     if asked is not None:
         tokens = asked
@@ -134,9 +138,14 @@ def with_kv(
     )
 
 
+def _share_of(device: torch.device) -> float:
+    """Returns how much of what is free may be ours where nobody says so."""
+    return 1.0 if device.type == "cuda" else CPU_SHARE
+
+
 def slots_of(rows: int) -> int:
-    """Returns how many slots of recurrent state so many rows go with: one each, two that serve all (state_slots.py),
-    and those that hold the state of prompts."""
+    """Returns how many slots of recurrent state so many rows need: one each, two that serve all (state_slots.py), and
+    the fewest that hold prompts' states."""
     return first_snapshot(rows) + max(LEAST_SNAPSHOTS, rows // SNAPSHOT_ROWS)
 
 
@@ -155,7 +164,8 @@ def _with_rows_that_fit(
         most = max(0, int(free * SLOT_SHARE // slot_bytes) - first_snapshot(0) - LEAST_SNAPSHOTS)
         raise CapacityError(
             f"the recurrent state of {rows} sequences takes {_gib(taken)}, {_gib(slot_bytes)} each, and {_gib(free)} "
-            f"is free on {device}: " + (f"set max_num_seqs to {most} or less" if most else "take a larger device"),
+            f"is ours to take on {device}: "
+            + (f"set max_num_seqs to {most} or less" if most else "take a larger device"),
             param="max_num_seqs",
         )
     return replace(limits, max_rows=rows, mask_slots=min(rows, limits.mask_slots))
@@ -167,7 +177,7 @@ def _graph_sizes(limits: BatchLimits, config: Config) -> tuple[int, ...]:
 
 
 def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: torch.device) -> int:
-    share = 1.0 if device.type == "cuda" else CPU_SHARE
+    share = _share_of(device)
     longest = limits.max_model_len
     most = limits.max_rows * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
     tokens = min(most, int(free * share) // token_bytes // BLOCK_SIZE * BLOCK_SIZE)

@@ -342,13 +342,14 @@ class Admission:
         tokens = padded.reshape(-1, BLOCK_SIZE)
         if self.tree.enabled and not group.words:
             group.words = words_of(tokens[: group.full])
-        known, group.place = self.tree.match(self._may_share(group), self.tree.root(group.live.salt, group.live.tag))
+        may_share, root = self._may_share(group), self.tree.root(group.live.salt, group.live.tag)
+        known, group.place = self.tree.match(may_share, root)
         self.pool.share_beginning(known)
         fresh = self.pool.take(len(tokens) - known.size)
         self.tree.slot_token[fresh] = tokens[known.size :]
         group.blocks = np.concatenate((known, fresh))
         group.stored = known.size * BLOCK_SIZE
-        self.states.begin(group)
+        self.states.begin(group, self.tree.depth(may_share, root) if self.states else 0)
         self.queried_tokens += group.target
         self.cached_tokens += group.stored
         if not group.resumed:

@@ -78,6 +78,15 @@ class PrefixTree:
                 known, behind = len(found), place
         return np.array(found[:known], np.int32), behind
 
+    def depth(self, words: list[bytes], place: int) -> int:
+        """Returns how many blocks of a prompt behind `place` are known, whatever may be taken of them."""
+        for known, word in enumerate(words):
+            entry = self._entries.get((place, word))
+            if entry is None:
+                return known
+            place = entry[1]
+        return len(words)
+
     def insert(self, words: list[bytes], blocks: list[int], place: int) -> int:
         """Takes held blocks that follow `place`; returns the place behind the last.
 

@@ -1,7 +1,8 @@
 """PromptStates: the recurrent state of fork groups, where layers have such state: begun, kept, forked, given back.
 
     a prompt begins   its group takes a slot, with the state behind what the prefix tree knows of it
-    its last full block is planned   its chunks pause for a step, in which that state is kept for later prompts
+    a border of it is planned   its chunks pause for a step, in which that state is kept for later prompts: behind the
+                                blocks that another prompt begins with too, and behind its last full one
     tails join        each row's slot is given what the group's holds
     the last joined, or the group waits again   its slot is given back
 
@@ -31,19 +32,20 @@ class PromptStates:
         """Returns whether no further prompt can begin."""
         return bool(self.slots) and not self.slots.available
 
-    def begin(self, group: ForkGroup) -> None:
-        """Takes a slot for a prompt that begins behind `group.place`."""
+    def begin(self, group: ForkGroup, shared: int) -> None:
+        """Takes a slot for a prompt that begins behind `group.place`. shared: its leading blocks that the tree knows,
+        of which others may lack the state."""
         if self.slots:
             group.state_slot = self.slots.begin(group.place)
+            group.borders = sorted({shared * BLOCK_SIZE, group.full * BLOCK_SIZE}) if self._keeps else []
 
     def border(self, group: ForkGroup) -> int:
-        """Returns how far a prompt may be planned in one go: no further than its last full block."""
-        full = group.full * BLOCK_SIZE
-        return full if self.slots and self._keeps and group.stored < full else group.target
+        """Returns how far a prompt may be planned in one go: no further than its next border."""
+        return next((border for border in group.borders if border > group.stored), group.target)
 
     def advanced(self, group: ForkGroup, number: int) -> None:
-        """Notes that step `number` stores more of a prompt: at its border it pauses until the next one."""
-        if self.slots and self._keeps and group.full and group.stored == group.full * BLOCK_SIZE:
+        """Notes that step `number` stores more of a prompt: at a border it pauses until the next one."""
+        if group.stored in group.borders:
             self._paused.append(group)
             group.ready_from = number + 1
 

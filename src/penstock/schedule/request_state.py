@@ -206,6 +206,7 @@ class ForkGroup:
     stored: int = 0  # tokens whose prefill is planned, or that were cached
     rows: int = 0  # rows that are not released, ended ones in flight included
     running: int = 0  # rows that are in the steps
+    borders: list[int] = field(default_factory=list)  # tokens behind which its recurrent state is kept
     state_slot: int = -1  # its slot of recurrent state, from the beginning of its prompt to its last tail; -1: none
     last_flight: int = -1
     scored: TokenScores | None = None  # scores of the tokens from `sent` on, where its request asks for them

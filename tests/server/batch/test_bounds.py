@@ -245,12 +245,13 @@ def test_few_texts_of_batches_are_tokenised_at_once_and_online_ones_do_not_wait(
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
     with batching(tokenizer, tmp_path, max_model_len=100_000) as server:
         ids = [server.submit(jsonl([line("a", prompt="batch" * 1000)])) for _ in range(8)]
-        server.running.wait_for(lambda: len(begun) == PREPARED_AT_ONCE)
+        at_once = min(PREPARED_AT_ONCE, server.running.service.turns.long.capacity[0])  # one sandbox is left to others
+        server.running.wait_for(lambda: len(begun) == at_once)
         for each in ids:
             while server.openai.batches.retrieve(each).status != "in_progress":
                 pass
         body = {"model": "fake", "prompt": "online" * 1000, "max_tokens": 1}
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=600).status_code == 200
-        assert len(begun) == PREPARED_AT_ONCE
+        assert len(begun) == at_once
         going.set()
         assert {server.until_over(each).request_counts.completed for each in ids} == {1}

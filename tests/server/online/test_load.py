@@ -151,7 +151,7 @@ def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:
 def test_long_bodies_on_their_way_in_leave_room_to_short_ones(tokenizer: Tokenizer) -> None:
     with running_server(tokenizer, limits=HttpLimits(max_reading_bytes=400_000)) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        halves = [socket.create_connection((host, int(port)), timeout=120) for _ in range(2)]
+        halves = [socket.create_connection((host, int(port)), timeout=600) for _ in range(2)]
         halves[0].sendall(request({"prompt": "x" * 90_000})[:-100])
         server.wait_for(lambda: server.service.intake.bytes > 80_000)
         halves[1].sendall(request({"prompt": "x" * 90_000})[:-100])

@@ -24,14 +24,14 @@ def forwards(monkeypatch: pytest.MonkeyPatch, params: SamplingParams) -> list[tu
         model: Any = llm.engine.runner._state.model  # type: ignore[attr-defined]
         whole = model.forward
 
-        def held(ids: Tensor, step: Any, kv: list[Any], of_rows: bool = False) -> Tensor:
-            states = whole(ids, step, kv, of_rows=of_rows)
+        def held(ids: Tensor, step: Any, kv: list[Any], of_rows: bool = False, embeds: Any = None) -> Tensor:
+            states = whole(ids, step, kv, of_rows=of_rows, embeds=embeds)
             if step.rows and step.prefill is not None:
                 found.append((step.rows, len(ids), len(states)))
             if of_rows:
                 stored = [layer.storage.clone() for layer in kv]
                 step.plans.clear()
-                everything = whole(ids, step, kv)[: step.rows]
+                everything = whole(ids, step, kv, embeds=embeds)[: step.rows]
                 torch.testing.assert_close(states, everything, rtol=1e-4, atol=1e-4)
                 for before, layer in zip(stored, kv, strict=True):
                     torch.testing.assert_close(before, layer.storage, rtol=0, atol=0)

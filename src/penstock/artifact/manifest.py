@@ -104,6 +104,7 @@ class TimedEngine(_Told, kw_only=True, frozen=True):
     max_batched_tokens: int
     grouping: bool  # whether steps have prefix groups
     sharing: dict[str, float]  # SharingCosts' fields
+    state_slots: int = 0  # of recurrent state; 0: no layer has any
 
 
 class StepSeconds(_Told, kw_only=True, frozen=True):

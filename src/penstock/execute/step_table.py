@@ -75,6 +75,7 @@ def held_by(runner: TorchRunner) -> TimedEngine:
         max_batched_tokens=runner.max_batched_tokens,
         grouping=runner.grouping,
         sharing=asdict(runner.sharing),
+        state_slots=runner.snapshots.stop,
     )
 
 

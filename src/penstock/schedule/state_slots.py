@@ -40,8 +40,10 @@ class StateSlots:
         self._snapshots = snapshots
         self._free = [*reversed(snapshots)]
         self._kept: OrderedDict[int, int] = OrderedDict()  # the tree's place -> slot, the least recently used first
+        self._of_tree: set[int] = set()  # the slots of these
         self._moves: list[Int32] = []
         self._moved: set[int] = set()  # slots that moves of the coming step read or write
+        self._written: set[int] = set()  # of these, the ones that are written
         self._given_back: list[int] = []
         self.hits = self.evictions = 0
 
@@ -56,7 +58,7 @@ class StateSlots:
     @property
     def available(self) -> int:
         """Returns how many slots take() can give."""
-        return len(self._free) + sum(slot not in self._moved for slot in self._kept.values())
+        return len(self._free) + len(self._of_tree) - len(self._of_tree & self._moved)
 
     def take(self) -> int:
         """Gives a slot, a snapshot's where none is free. The caller has looked at `available`."""
@@ -64,7 +66,7 @@ class StateSlots:
             place = next((place for place, slot in self._kept.items() if slot not in self._moved), None)
             if place is None:
                 raise CapacityError("all slots of recurrent state are in use")
-            self._free.append(self._kept.pop(place))
+            self._free.append(self._drop(place))
             self.evictions += 1
         return self._free.pop()
 
@@ -74,21 +76,23 @@ class StateSlots:
 
     def move(self, source: int, targets: Int32) -> None:
         """Has the coming step give each of the target slots what the source holds."""
-        self._moved |= {source, *targets.tolist()}
+        written = targets.tolist()
+        self._moved |= {source, *written}
+        self._written.update(written)
         self._moves.append(np.stack((np.full(targets.size, source, np.int32), targets), axis=1))
 
     def launched(self) -> Int32:
         """Returns the moves [m, 2] of the step that is launched now, from and to."""
         moves = np.concatenate(self._moves) if self._moves else np.zeros((0, 2), np.int32)
         self._free += self._given_back
-        self._moves, self._moved, self._given_back = [], set(), []
+        self._moves, self._moved, self._written, self._given_back = [], set(), set(), []
         return moves
 
     # --- the prefix tree's --------------------------------------------------------------------------------------------
 
     def has(self, place: int) -> bool:
         """Returns whether the state behind a place of the tree is kept, and there before the coming step."""
-        return place in self._kept and self._kept[place] not in self._written()
+        return place in self._kept and self._kept[place] not in self._written
 
     def begin(self, place: int) -> int:
         """Returns a slot of the caller's own that will hold the state behind `place`: the empty one's where no snapshot
@@ -96,8 +100,7 @@ class StateSlots:
         source = self._kept[place] if self.has(place) else self.empty
         self.hits += source != self.empty
         if source != self.empty and source not in self._moved and self.available == 1:
-            del self._kept[place]  # there is no other
-            return source
+            return self._drop(place)  # there is no other
         self._moved.add(source)  # so that it isn't what is taken
         slot = self.take()
         self.move(source, np.array([slot], np.int32))
@@ -107,25 +110,29 @@ class StateSlots:
 
     def keep(self, slot: int, place: int) -> None:
         """Keeps what a slot holds before the coming step's forward as the state behind `place`, where there is room."""
-        if place in self._kept or slot in self._written() or not self.available:
+        if place in self._kept or slot in self._written or not self.available:
             return
         self._moved.add(slot)
         target = self.take()
         self.move(slot, np.array([target], np.int32))
         self._kept[place] = target
+        self._of_tree.add(target)
 
     def forget(self, places: Iterable[int]) -> None:
         """Lets go of the states behind places that the tree has no more."""
         for place in places:
-            slot = self._kept.pop(place, None)
-            if slot is not None:
-                self.give_back(slot)
+            if place in self._kept:
+                self.give_back(self._drop(place))
 
-    def _written(self) -> set[int]:
-        return {int(target) for moves in self._moves for target in moves[:, 1]}
+    def _drop(self, place: int) -> int:
+        """Keeps the state behind a place no more; returns its slot."""
+        slot = self._kept.pop(place)
+        self._of_tree.discard(slot)
+        return slot
 
     def check(self, held: list[int]) -> None:
         """Restates the invariants; for tests. held: slots that fork groups have."""
+        assert self._of_tree == {*self._kept.values()}, "the tree's slots are off"
         every = [*self._free, *self._given_back, *self._kept.values(), *held]
         assert sorted(every) == [*self._snapshots], "a slot of recurrent state is lost, or in two places"
         sources = {int(source) for moves in self._moves for source in moves[:, 0]}

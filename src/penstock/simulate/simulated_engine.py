@@ -15,6 +15,7 @@ from penstock.config import BLOCK_SIZE, Config
 from penstock.errors import UsageError
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.schedule.state_slots import first_snapshot
 from penstock.simulate.asked_load import AskedLoad
 from penstock.simulate.modelled_outputs import END, VOCABULARY
 from penstock.simulate.step_costs import StepCosts
@@ -101,6 +102,7 @@ def _limits(name: str, engine: TimedEngine, config: Config) -> SchedulerConfig:
     tokens = config.batching.max_num_batched_tokens or engine.max_batched_tokens
     return SchedulerConfig(
         num_blocks=engine.num_blocks if kv is None else kv // BLOCK_SIZE + 1,
+        snapshots=range(first_snapshot(engine.max_rows), engine.state_slots),
         max_rows=min(config.batching.max_num_seqs or engine.max_rows, tokens),
         max_model_len=config.memory.max_model_len or engine.max_model_len,
         max_batched_tokens=tokens,

@@ -46,6 +46,8 @@ class Shape:
     rope_scaling: dict[str, Any] | None = None
     other: dict[str, Any] = field(default_factory=dict)
     kv_share: float = 1.0  # bytes of a stored number of K and V, over a weight's
+    recurrent: int = 0  # layers that attend nothing,
+    slot_bytes: int = 0  # and bytes of their state, of a sequence
     products: tuple[tuple[int, int], ...] = field(init=False)  # (in, out) of a layer's matrix products
 
     def __post_init__(self) -> None:

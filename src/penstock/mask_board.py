@@ -1,6 +1,6 @@
 """MaskBoard: the masks that samples wait for, by place, in memory that the scheduler and who makes them share.
 
-    the scheduler   token[p], then asked[p] one more
+    the scheduler   begun[p] one more with each sample, before the maker is told of it; token[p], then asked[p] one more
     the maker       certain[p], count[p], words[p], then made[p] = asked[p]
 
 No word goes to and fro for a mask: a thousand of them a step, each read and told of by itself, took the host longer
@@ -41,17 +41,18 @@ class MaskBoard:
     made: Int32  # [places]  of the one that is there
     token: Int32  # [places]  behind which the wanted one is
     count: Int32  # [places]  how many are certain
+    begun: Int32  # [places]  samples that had the place so far: who was told of fewer has yet to hear of the last one
 
     @classmethod
     def over(cls, memory: Int32, places: int, words: int) -> MaskBoard:
         """Lays the columns over memory of `size` int32 that is 0."""
-        ends = np.cumsum([places * words, places * FORCED, places, places, places, places]).tolist()
+        ends = np.cumsum([places * words, places * FORCED, *[places] * 5]).tolist()
         parts = [memory[first:last] for first, last in zip([0, *ends], ends, strict=False)]
         return cls(parts[0].reshape(places, words), parts[1].reshape(places, FORCED), *parts[2:])
 
     @staticmethod
     def size(places: int, words: int) -> int:
-        return places * (words + FORCED + 4)
+        return places * (words + FORCED + 5)
 
     def ready(self, places: Int32) -> NDArray[np.bool_]:
         """Returns whether each place's mask is there."""

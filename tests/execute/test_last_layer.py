@@ -29,11 +29,11 @@ def forwards(monkeypatch: pytest.MonkeyPatch, params: SamplingParams) -> list[tu
             if step.rows and step.prefill is not None:
                 found.append((step.rows, len(ids), len(states)))
             if of_rows:
-                stored = [layer.storage.clone() for layer in kv]
+                stored = [layer.storage.clone() for (layer,) in kv]
                 step.plans.clear()
                 everything = whole(ids, step, kv, embeds=embeds)[: step.rows]
                 torch.testing.assert_close(states, everything, rtol=1e-4, atol=1e-4)
-                for before, layer in zip(stored, kv, strict=True):
+                for before, (layer,) in zip(stored, kv, strict=True):
                     torch.testing.assert_close(before, layer.storage, rtol=0, atol=0)
             return states
 

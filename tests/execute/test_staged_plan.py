@@ -35,7 +35,17 @@ def _plan(groups: Int32 | None = None) -> StepPlan:
 
 
 def _brings(staged: StagedPlan) -> set[str]:
-    named = ("pages", "cleared", "copies", "joins", "new_blocks", "masks", "group_blocks", "chunks")
+    named = (
+        "pages",
+        "cleared",
+        "moved_blocks",
+        "moved_slots",
+        "joins",
+        "new_blocks",
+        "masks",
+        "group_blocks",
+        "chunks",
+    )
     return {name for name in named if getattr(staged, name) is not None}
 
 
@@ -58,10 +68,10 @@ def test_what_joins_brings_its_biases_and_where_they_lie() -> None:
     stager, plan = _stager(EXACT), _plan()
     asks = [Ask(bias={3: 1.5, 4: -2.0}), Ask(), Ask(bias={7: 0.5})]
     plan.joins = _joins([Row(at, [8] * 20, 20, 40, [at + 1], ask, 0, 19) for at, ask in enumerate(asks)])
-    plan.copies, plan.new_blocks = np.array([[1, 4]], np.int32), np.array([[2, 1, 6]], np.int32)
+    plan.moves.blocks, plan.new_blocks = np.array([[1, 4]], np.int32), np.array([[2, 1, 6]], np.int32)
     staged = stager.stage(plan, BesideSizes(ROWS, ROWS, True))
-    assert _brings(staged) == {"joins", "copies", "new_blocks"} and staged.copies is not None
-    assert [told.tolist() for told in staged.copies] == [[1], [4]] and staged.joins is not None
+    assert _brings(staged) == {"joins", "moved_blocks", "new_blocks"} and staged.moved_blocks is not None
+    assert [told.tolist() for told in staged.moved_blocks] == [[1], [4]] and staged.joins is not None
     biases, lines = staged.joins.biases, staged.joins.lines
     assert biases is not None and biases.first == 0 and biases.ids.tolist() == [3, 4, 7]
     assert biases.start is not None and biases.start[:3].tolist() == [0, 2, 2], "the pool was packed anew"

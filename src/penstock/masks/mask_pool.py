@@ -213,7 +213,8 @@ class MaskPool:
         except CapacityError:
             self._lost.add(place)
             return place
-        process.send(Begin(place, form.number, min_tokens, stop_ids, forces))
+        self.board.begun[place] += 1
+        process.send(Begin(place, form.number, min_tokens, stop_ids, forces, int(self.board.begun[place])))
         if form.dropped:  # it waited so long that it is kept no more
             self._let_go(form, process)
         return place

@@ -74,6 +74,7 @@ class Begin(msgspec.Struct, tag="begin"):
     min_tokens: int
     stop_ids: tuple[int, ...]
     forces: bool
+    turn: int = 0  # the board's `begun` of the place, with it
 
 
 class Look(msgspec.Struct, tag="look"):
@@ -141,6 +142,8 @@ class MaskDesk:
         self._seen = np.zeros(len(mine), np.int32)  # by place: the number that was asked for at the last look,
         self._since = np.zeros(len(mine), np.int64)  # and at which look it was first
         self._looks = 0
+        self._begun = board.begun[mine.start : mine.stop]
+        self._told = np.zeros(len(mine), np.int32)  # by place: the turn of the last sample that was begun here
         self._grammars: dict[int, CompiledGrammar | None] = {}  # None: it could not be compiled here
         self._samples: dict[int, HeldSample] = {}  # by place
         self._slow: set[int] = set()  # places whose last mask took long: the next will too
@@ -166,7 +169,8 @@ class MaskDesk:
         self._looks += 1
         self._since[asked != self._seen] = self._looks
         self._seen = asked
-        behind = np.flatnonzero(asked != self._made)
+        # A mask may be asked for before the word of its sample is read: it isn't the last one's.
+        behind = np.flatnonzero((asked != self._made) & (self._begun == self._told))
         behind = behind[np.argsort(self._since[behind], kind="stable")]
         found = list(zip((behind + self._first).tolist(), asked[behind].tolist(), strict=True))
         if self._waiting or self._working:
@@ -181,6 +185,7 @@ class MaskDesk:
         """Does what a word says, or has it begun."""
         if isinstance(word, Begin):
             self._waiting[word.place] = word
+            self._told[word.place - self._first] = word.turn
             self._begin()
         elif isinstance(word, End):
             for place in np.frombuffer(word.places, np.int32).tolist():

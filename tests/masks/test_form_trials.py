@@ -75,11 +75,11 @@ def test_forms_of_batches_come_behind_those_that_somebody_waits_for(pool: MaskPo
     def bomb(number: int) -> StructuredOutputsParams:
         return StructuredOutputsParams(json={"type": "integer", "multipleOf": 999_983 - number})
 
-    first, *others = [pool.ask(bomb(number), background=True) for number in range(1, 4)]
+    behind = [pool.ask(bomb(number), background=True) for number in range(1, 4)]
     online = pool.ask(bomb(4))
     with pytest.raises(UsageError, match="to compile and to begin with"):
         pool.compiled(online.asked)
-    assert first.known and not any(form.known for form in others)
+    assert sum(form.known for form in behind) <= 1, "more than the one that may have begun before"
 
 
 def test_a_schema_of_thousands_of_properties_is_refused_by_name() -> None:

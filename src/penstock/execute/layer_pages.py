@@ -47,8 +47,8 @@ def pages_of(model: Decoder, max_model_len: int) -> LayerPages | None:
     twice, or too many places would stay empty."""
     if any(len([k for k in each if k.kind is not None]) > 1 for each in model.keepers):
         return None
-    owners = [k for each in model.keepers for k in each if k.kind is not None and k.source is None]
-    windows = [None if owner.kind is None else owner.kind.window for owner in owners]
+    owners = [(owner, owner.kind) for owner in model.owners if owner.kind is not None]
+    windows = [kind.window for _, kind in owners]
     some = [window for window in windows if window is not None]
     whole = len(windows) - len(some)
     if not whole or not some or max(some) >= max_model_len or len({f.block_bytes for f in model.paged_forms}) > 1:
@@ -58,7 +58,7 @@ def pages_of(model: Decoder, max_model_len: int) -> LayerPages | None:
     if (1 + -(-len(some) // whole)) * whole > MOST_MORE * len(windows):
         return None
     table, place, seen = dict[int, int](), list[int](), {True: 0, False: 0}
-    for owner, window in zip(owners, windows, strict=True):
+    for (owner, _), window in zip(owners, windows, strict=True):
         number = seen[window is None]
         seen[window is None] += 1
         table[id(owner)] = 0 if window is None else 1 + number // whole

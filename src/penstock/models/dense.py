@@ -119,14 +119,22 @@ def qwen_windows(keys: Keys, num_layers: int) -> Windows:
 
 def read_layer_types(keys: Keys, num_layers: int, slides: Callable[[int], bool]) -> list[str]:
     """Reads `layer_types`; where they aren't given, `slides` says of each layer whether it has a window."""
-    types = keys.take("layer_types", None)
+    types = listed_types(keys, num_layers, ("full_attention", "sliding_attention"))
     if types is None:
         return ["sliding_attention" if slides(layer) else "full_attention" for layer in range(num_layers)]
+    return types
+
+
+def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, str]) -> list[str] | None:
+    """Reads `layer_types`, of which there are these kinds; None where they aren't given."""
+    types = keys.take("layer_types", None)
+    if types is None:
+        return None
     if not isinstance(types, list) or len(types) != num_layers:
         raise keys.fail(f"layer_types must list {num_layers} layers, one for each of num_hidden_layers")
     for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise keys.fail(f"layer_types holds {kind!r}: only full_attention and sliding_attention are supported")
+        if kind not in kinds:
+            raise keys.fail(f"layer_types holds {kind!r}: only {' and '.join(kinds)} are supported")
     return types
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.dense import DenseConfig, read_dense
+from penstock.models.dense import DenseConfig, listed_types, read_dense
 from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
@@ -19,7 +19,7 @@ ARCHITECTURE = "Lfm2ForCausalLM"
 THETA = 1_000_000.0
 MOST_TAPS = 16
 KINDS = ("conv", "full_attention")
-# How weights were drawn once, and sizes that say again what others do (see `_sizes`).
+# How weights were drawn once, which nothing reads.
 _DRAWN = ("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init")
 
 
@@ -59,18 +59,13 @@ def read(keys: Keys, named: dict[str, Any]) -> Lfm2Config:
 
 def _attends(keys: Keys, layers: int) -> tuple[bool, ...]:
     """Reads which layers attend: by `layer_types`, else by the numbers in `full_attn_idxs`, else all."""
-    numbers, types = keys.take("full_attn_idxs", None), keys.take("layer_types", None)
+    numbers, types = keys.take("full_attn_idxs", None), listed_types(keys, layers, KINDS)
     if types is None:
         if numbers is None:
             return (True,) * layers
         if not isinstance(numbers, list) or not all(isinstance(n, int) and 0 <= n < layers for n in numbers):
             raise keys.fail(f"full_attn_idxs must be numbers of the {layers} layers, not {numbers!r}")
         return tuple(layer in numbers for layer in range(layers))
-    if not isinstance(types, list) or len(types) != layers:
-        raise keys.fail(f"layer_types must list {layers} layers, one for each of num_hidden_layers")
-    for kind in types:
-        if kind not in KINDS:
-            raise keys.fail(f"layer_types holds {kind!r}: only {' and '.join(KINDS)} are supported")
     return tuple(kind == "full_attention" for kind in types)
 
 

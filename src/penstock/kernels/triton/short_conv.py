@@ -27,6 +27,16 @@ def _came(given, token, channel, there, channels):
 
 
 @triton.jit
+def _answer(given, bias, out, token, channel, there, channels, total, BIAS: tl.constexpr):
+    """Writes a token's answer: its out gate times what its taps add up to."""
+    if BIAS:
+        total += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
+    gate = tl.load(given + token * 3 * channels + channels + channel, mask=there, other=0.0).to(tl.float32)
+    mixed = total.to(given.dtype.element_ty).to(tl.float32)
+    tl.store(out + token * channels + channel, (gate * mixed).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
 def _rows(
     given, weight, bias, window, slots, folds, out, channels, TAPS: tl.constexpr, BIAS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -47,11 +57,7 @@ def _rows(
         seen = tl.where(fold, next, own)
         tl.store(held + tap, seen.to(window.dtype.element_ty), mask=there & fold)
         total += seen * tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
-    if BIAS:
-        total += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
-    gate = tl.load(given + row * 3 * channels + channels + channel, mask=there, other=0.0).to(tl.float32)
-    mixed = total.to(given.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * channels + channel, (gate * mixed).to(out.dtype.element_ty), mask=there)
+    _answer(given, bias, out, row, channel, there, channels, total, BIAS)
 
 
 @triton.jit
@@ -81,11 +87,7 @@ def _chunks(
                 # A window's last tap is the token right before the chunk.
                 seen = tl.load(held + TAPS - 1 + (at - back - first) + 1, mask=there, other=0.0).to(tl.float32)
             total += seen * tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
-        if BIAS:
-            total += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
-        gate = tl.load(given + token * 3 * channels + channels + channel, mask=there, other=0.0).to(tl.float32)
-        mixed = total.to(given.dtype.element_ty).to(tl.float32)
-        tl.store(out + token * channels + channel, (gate * mixed).to(out.dtype.element_ty), mask=there)
+        _answer(given, bias, out, token, channel, there, channels, total, BIAS)
 
 
 @triton.jit

@@ -84,6 +84,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
         "rms_norm_eps": None, "block_multiple_of": 16,
     },
+    "qwen3_5": {
+        "model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_hidden_layers": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24, "head_dim": 32,
+    },
 }  # fmt: skip
 
 

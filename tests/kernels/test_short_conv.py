@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
+from state_steps import step
 from torch import Tensor
 
-from penstock.kernels.inputs import PrefillInputs, StateInputs, StepInputs
 from penstock.kernels.reference import short_conv as plain
 from penstock.kernels.triton import short_conv as triton
 
@@ -18,20 +17,6 @@ pytestmark = pytest.mark.torch
 
 Conv = Callable[..., Tensor]
 BOTH = pytest.mark.parametrize("conv", [plain.short_conv, triton.short_conv], ids=["reference", "triton"])
-
-
-def step(rows: list[tuple[int, bool]], chunks: list[tuple[int, int]]) -> StepInputs:
-    """rows: slot, and whether it folds; chunks: slot, tokens."""
-    tokens = len(rows) + sum(count for _, count in chunks)
-    nothing: Any = torch.zeros(tokens, dtype=torch.int64)
-    start = torch.tensor([0, *(count for _, count in chunks)]).cumsum(0).to(torch.int32)
-    prefill = PrefillInputs(start, torch.zeros(len(chunks), dtype=torch.int32), nothing) if chunks else None
-    states = StateInputs(
-        slots=torch.tensor([slot for slot, _ in rows], dtype=torch.int32),
-        folds=torch.tensor([folds for _, folds in rows], dtype=torch.bool),
-        chunk_slots=torch.tensor([slot for slot, _ in chunks], dtype=torch.int64),
-    )
-    return StepInputs(nothing, nothing, len(rows), None, prefill, states=states)
 
 
 def drawn(tokens: int, channels: int, seed: int = 0) -> Tensor:
@@ -56,8 +41,8 @@ def test_however_a_sequence_is_cut(conv: Conv, taps: int, biased: bool) -> None:
     weight = torch.randn(channels, taps, generator=torch.Generator().manual_seed(9))
     bias = torch.randn(channels, generator=torch.Generator().manual_seed(8)) if biased else None
     given = [drawn(tokens, channels, seed) for seed in range(2)]
-    window = torch.zeros(5, channels, taps)
-    whole = [conv(each, weight, bias, window, step([], [(slot, tokens)])) for slot, each in enumerate(given)]
+    window = torch.zeros(5, taps, channels)
+    whole = [conv(each, weight, bias, window, step([], [(slot, 0, tokens)])) for slot, each in enumerate(given)]
     for each, found in zip(given, whole, strict=True):
         torch.testing.assert_close(found.double(), in_fp64(each, weight, bias), rtol=1e-5, atol=1e-5)
     window[2:] = 0.0
@@ -65,16 +50,15 @@ def test_however_a_sequence_is_cut(conv: Conv, taps: int, biased: bool) -> None:
     at = [0, 0]
     for first, second in ((1, 6), (4, 0), (2, 1), (6, 2)):
         parts = [given[0][at[0] : at[0] + first], given[1][at[1] : at[1] + second]]
-        out = conv(torch.cat(parts), weight, bias, window, step([], [(2, first), (3, second)]))
+        out = conv(torch.cat(parts), weight, bias, window, step([], [(2, at[0], first), (3, at[1], second)]))
         for sequence, piece in enumerate(out.split([first, second])):
             found[sequence].append(piece)
             at[sequence] += len(piece)
     while at[1] < tokens:  # rows; the first sequence has ended by and by
         here = [sequence for sequence in (1, 0) if at[sequence] < tokens]
         fed = torch.stack([given[sequence][at[sequence]] for sequence in here])
-        for sequence, row in zip(
-            here, conv(fed, weight, bias, window, step([(2 + s, True) for s in here], [])), strict=True
-        ):
+        rows = conv(fed, weight, bias, window, step([(2 + s, at[s], True) for s in here], []))
+        for sequence, row in zip(here, rows, strict=True):
             found[sequence].append(row[None])
             at[sequence] += 1
     assert all(torch.equal(torch.cat(each), one) for each, one in zip(found, whole, strict=True))
@@ -83,11 +67,11 @@ def test_however_a_sequence_is_cut(conv: Conv, taps: int, biased: bool) -> None:
 @BOTH
 def test_a_row_that_does_not_fold_answers_as_it_did(conv: Conv) -> None:
     channels, weight = 8, torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
-    window = torch.randn(4, channels, 3, generator=torch.Generator().manual_seed(2))
+    window = torch.randn(4, 3, channels, generator=torch.Generator().manual_seed(2))
     given = drawn(2, channels)
-    first = conv(given, weight, None, window, step([(1, True), (2, True)], []))
+    first = conv(given, weight, None, window, step([(1, 7, True), (2, 4, True)], []))
     held = window.clone()
-    again = conv(given, weight, None, window, step([(1, False), (2, True)], []))
+    again = conv(given, weight, None, window, step([(1, 7, False), (2, 5, True)], []))
     assert torch.equal(again[0], first[0]) and torch.equal(window[1], held[1])
     assert not torch.equal(again[1], first[1]) and not torch.equal(window[2], held[2])
     assert torch.equal(window[[0, 3]], held[[0, 3]]), "another's window was moved on"
@@ -96,9 +80,9 @@ def test_a_row_that_does_not_fold_answers_as_it_did(conv: Conv) -> None:
 def test_the_columns_agree_beside_each_other() -> None:
     """Rows and chunks in one step; in the interpreter a sum may be taken with one rounding less."""
     channels, weight = 40, torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
-    windows = [torch.randn(6, channels, 3, generator=torch.Generator().manual_seed(2)) for _ in range(2)]
+    windows = [torch.randn(6, 3, channels, generator=torch.Generator().manual_seed(2)) for _ in range(2)]
     given = drawn(3 + 9, channels)
-    asked = step([(0, True), (5, False), (1, True)], [(2, 7), (4, 2)])
+    asked = step([(0, 3, True), (5, 8, False), (1, 1, True)], [(2, 4, 7), (4, 0, 2)])
     one, other = (
         conv(given, weight, None, window, asked)
         for conv, window in zip((plain.short_conv, triton.short_conv), windows, strict=True)

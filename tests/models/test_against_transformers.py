@@ -70,6 +70,12 @@ LFM2 = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
 CONV_LAST = ["conv", "full_attention", "conv"]
+QWEN3_5 = {
+    "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32, "full_attention_interval": 2, "rope_parameters":
+    {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+}  # fmt: skip
+DELTA_LAST = ["full_attention", "linear_attention", "linear_attention"]
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -147,6 +153,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-whole-mlp": (
         "Lfm2", LFM2 | {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [0, 2], "tie_word_embeddings": False},
     ),
+    "qwen3-5": ("Qwen3_5Text", QWEN3_5),
+    "qwen3-5-shared-keys": (
+        "Qwen3_5Text", QWEN3_5 | {"linear_num_key_heads": 1, "linear_value_head_dim": 24, "layer_types": DELTA_LAST}
+        | {"attention_bias": True, "tie_word_embeddings": True, "linear_conv_kernel_dim": 3},
+    ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip
@@ -163,7 +174,8 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
     for parameter_name, parameter in model.named_parameters():
         spread = 0.2 if parameter.dim() > 1 else 0.5
         gemma = kind.startswith("Gemma")
-        centre = 1.0 if "norm" in parameter_name and not gemma else 0.0  # Gemma's are w, and 1 + w counts
+        one_plus = gemma or (kind.startswith("Qwen3_5") and "linear_attn" not in parameter_name)
+        centre = 1.0 if "norm" in parameter_name and not one_plus else 0.0  # where the norm is w, and 1 + w counts
         if "embed_tokens" in parameter_name and gemma:
             spread = 0.02  # tied, and multiplied by 8: else each token is its own successor
         if kind == "Olmo2" and ("q_norm" in parameter_name or "embed_tokens" in parameter_name):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.binaries import Binaries
+from penstock.kernels.delta_rule import DeltaHeads, DeltaWeights
 from penstock.kernels.expert_matrix import Experts
 from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
@@ -24,9 +25,9 @@ from penstock.kernels.layer_kv import LayerKv
 class RotaryAndStore(Protocol):
     """Norms (where weights are given) and rotates q and k of a fused product, and stores k and v at `inputs.slots`.
 
-    qkv `[T, (H + 2 Hkv) * D]` may be overwritten, and q may be a view of it. cos_sin is `[max_pos, 2, D / 2]` float32;
-    the two halves of a head turn together (HF's "rotate half"). plan: what `plan` gave. Returns q `[T, H, D]`. What is
-    stored in eight bits is made of what would be stored plain, rounding and all.
+    qkv `[T, (H + 2 Hkv) * D]`, whose rows may stand apart, may be overwritten, and q may be a view of it. cos_sin is
+    `[max_pos, 2, D / 2]` float32; the two halves of a head turn together (HF's "rotate half"). plan: what `plan` gave.
+    Returns q `[T, H, D]`. What is stored in eight bits is made of what would be stored plain, rounding and all.
     """
 
     def __call__(
@@ -61,13 +62,35 @@ class GatedConvolution(Protocol):
     """Gated causal convolution, channel by channel, over the few tokens of a window, which is moved on (LFM2).
 
     given `[T, 3c]`: what gates the values, what gates the answer, the values; weight `[c, taps]`, the newest token's
-    last; bias `[c]` or None; window `[slots, c, taps]`, what each slot saw last, the oldest first. `inputs.states` says
-    which slot a row or chunk has, and whether a row's newest token is in it already. Returns `[T, c]`: the out gate
-    times the convolution of in gate times value; that product and the convolution are rounded to the dtype.
+    last; bias `[c]` or None; window `[slots, taps, c]`, what each slot saw last, the token at position p at p % taps.
+    `inputs.states` says which slot a row or chunk has, and whether a row's newest token goes into it. Returns `[T, c]`:
+    the out gate times the convolution of in gate times value; that product and the convolution are rounded.
     """
 
     def __call__(
         self, given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
+    ) -> Tensor: ...
+
+
+class DeltaRule(Protocol):
+    """A layer of gated delta rule between its products (`kernels/delta_rule.py` has its lines).
+
+    given `[T, channels + value_size]`: q, k and v before the convolution, and z; its rows may stand apart. rates
+    `[T, 2 * value_heads]`: what b is made of, then what a is. window `[slots, taps, channels]` as for a gated
+    convolution; matrix `[slots, value_heads, value_width, key_width]` of any float dtype, changed in float32.
+    `inputs.states` says which slot a row or chunk has, and whether a row's newest token changes it. Returns
+    `[T, value_size]`. q, k and v are rounded behind silu, the answer before and behind its norm.
+    """
+
+    def __call__(
+        self,
+        given: Tensor,
+        rates: Tensor,
+        heads: DeltaHeads,
+        weights: DeltaWeights,
+        window: Tensor,
+        matrix: Tensor,
+        inputs: StepInputs,
     ) -> Tensor: ...
 
 
@@ -125,12 +148,15 @@ class Ops:
     rotary_and_store: RotaryAndStore
     silu_mul: Callable[[Tensor, Form], Rows]  # gate_up [T, 2F] (gate first; may be overwritten), form -> [T, F]
     gelu_mul: Callable[[Tensor, Form], Rows]  # the same with tanh's GELU
+    # x [T, F], gate [T, F], whose rows may stand apart, form -> x * sigmoid(gate), rounded once
+    sigmoid_mul: Callable[[Tensor, Tensor, Form], Rows]
     prepare_experts: Callable[[Experts], Any]  # a layer's experts -> what `experts` takes; once, at load
     # x [T, d], the router's scores [T, E], prepared experts -> [T, d]: each token through the k that it scores highest
     # (of equals the lower number), by the softmax of those scores over all experts, added up in float32
     experts: Callable[[Tensor, Tensor, Any], Tensor]
     attention: Attention
     short_conv: GatedConvolution
+    delta_rule: DeltaRule
     softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     # ids [T], table [rows, d], the token of its first row -> [T, d], 0 where a token is not in it. None: all are
     embed: Callable[..., Tensor]

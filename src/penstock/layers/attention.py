@@ -39,6 +39,7 @@ class Attention:
     turning: int | None = None  # numbers of a head that are rotated; None: all
     query_scale: Tensor | None = None  # [positions]: what a query is multiplied by where it stands
     sinks: Weight | None = None  # [heads] float32: scores that take part in the softmax and bring no value
+    gated: bool = False  # qkv has heads * width rows more, behind v's: the sigmoid of those multiplies the answer
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
         """x `[T, d]`, kv of `form` -> `[T, d]`, or of those that the step keeps."""
@@ -47,14 +48,20 @@ class Attention:
         q_norm = None if self.q_norm is None else self.q_norm.weight.value
         k_norm = None if self.k_norm is None else self.k_norm.weight.value
         eps = 0.0 if self.q_norm is None else self.q_norm.eps
-        qkv = self.qkv(ops, x)
+        qkv = whole = self.qkv(ops, x)
+        if self.gated:
+            qkv = whole[:, : (kind.heads + 2 * kind.kv_heads) * kind.width]
         if self.between is not None:
             qkv = self.between(ops, qkv)
         q = ops.rotary_and_store(qkv, self.cos_sin, step, kv, kind, plan, q_norm, k_norm, eps)
         if self.query_scale is not None:
             q = q.mul_(self.query_scale.index_select(0, step.positions)[:, None, None])
         seen = ops.attention(step.keep(q), kv, step, kind, plan, self.sink_scores)
-        return self.out(ops, seen.reshape(-1, kind.heads * kind.width))
+        flat = seen.reshape(-1, kind.heads * kind.width)
+        if not self.gated:
+            return self.out(ops, flat)
+        gate = step.keep(whole[:, qkv.shape[1] :])
+        return self.out(ops, ops.sigmoid_mul(flat, gate, self.out.form(flat.shape[0])))
 
     @property
     def source(self) -> None:
@@ -76,8 +83,8 @@ class Attention:
         yield from self.out.weights()
 
     def prepare(self, ops: Ops) -> None:
-        if self.turning is not None:
-            self._reorder(self.turning)
+        if self.turning is not None or self.gated:
+            self._reorder()
         self.qkv.prepare(ops)
         self.out.prepare(ops)
 
@@ -88,11 +95,20 @@ class Attention:
     @property
     def is_rotation_alone(self) -> bool:
         """Whether queries and keys are rotated and nothing else."""
-        return self.q_norm is None and self.between is None and self.query_scale is None
+        return self.q_norm is None and self.between is None and self.query_scale is None and not self.gated
 
-    def _reorder(self, turning: int) -> None:
-        """Puts the loaded rows of q's and k's heads in the order in which halves turn together."""
+    def _reorder(self) -> None:
+        """Puts the loaded rows of q's and k's heads in the order in which halves turn together, and the gates, each of
+        which a checkpoint has behind its head of q, behind all others."""
         kind, width = self.kind, self.kind.width
-        rows = torch.arange((kind.heads + 2 * kind.kv_heads) * width).view(-1, width)
-        rows[: kind.heads + kind.kv_heads] = rows[: kind.heads + kind.kv_heads, lanes(width, turning)]
+        turned, gates = kind.heads + kind.kv_heads, kind.heads if self.gated else 0
+        rows = torch.arange((turned + kind.kv_heads + gates) * width).view(-1, width)
+        if gates:
+            rows = torch.cat((rows[: 2 * gates : 2], rows[2 * gates :], rows[1 : 2 * gates : 2]))
+        if self.turning is not None:
+            order = torch.tensor(lanes(width, self.turning))
+            rows[:turned] = rows[:turned, order]
+            for norm in (self.q_norm, self.k_norm):
+                if norm is not None:
+                    norm.weight.reorder(order.to(norm.weight.value.device))
         self.qkv.reorder(rows.flatten())

@@ -45,8 +45,8 @@ class Mixer(Keeper, Protocol):
         """x [T, d], state: views of what it stores -> [T, d], of the tokens that the step keeps."""
 
     @property
-    def reader(self) -> Linear:
-        """The product that reads x, and says how it wants it."""
+    def reader(self) -> Linear | None:
+        """The product that reads x, and says how it wants it; None: x is read by several, wide."""
 
     def weights(self) -> Iterator[Weight]: ...
 

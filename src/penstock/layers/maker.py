@@ -7,17 +7,19 @@ no model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError, UsageError
+from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.expert_matrix import FOURS
 from penstock.kernels.inputs import TILE, AttentionKind, VocabularyPart
 from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.state_forms import RecurrentForm, StatePart
 from penstock.layers.attention import Attention
+from penstock.layers.delta_net import MATRIX, GatedDeltaNet
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Activation, Mlp
@@ -120,11 +122,11 @@ class Maker:
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
         scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
         norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
-        query_growth: float = 0.0, sinks: bool = False, out: str = "o_proj",
+        query_growth: float = 0.0, sinks: bool = False, gated: bool = False, out: str = "o_proj",
     ) -> Attention:  # fmt: skip
         """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores, None: width ** -0.5.
         norms: of q's and k's heads.   query_growth: of queries beyond the rope's original context.   sinks: each head
-        has one, `.sinks`."""
+        has one, `.sinks`.   gated: q's rows are twice as many, each head's gate behind it."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -136,7 +138,7 @@ class Maker:
             softcap=softcap,
         )
         parts = [
-            (f"{at}.q_proj", heads * width, heads),
+            (f"{at}.q_proj", heads * width * (2 if gated else 1), heads),
             *((f"{at}.{n}_proj", kv_heads * width, kv_heads) for n in "kv"),
         ]
         turning = rotated(rope, width)
@@ -154,6 +156,7 @@ class Maker:
             turning if 0 < turning < width else None,
             self._query_scale(rope, query_growth),
             self._sinks(at, heads) if sinks else None,
+            gated,
         )
 
     def mlp(
@@ -173,11 +176,51 @@ class Maker:
         own = channels // cut[0]
         return ShortConv(
             at,
-            RecurrentForm((StatePart(WINDOW, (own, taps), self.dtype),)),
+            RecurrentForm((StatePart(WINDOW, (taps, own), self.dtype),)),
             self.column_linear(parts, channels, bias=bias, fused=f"{at}.in_proj"),
             Weight([Part(f"{at}.conv.weight", (channels, 1, taps), 0, *cut)], self.dtype, self.device),
             Weight([Part(f"{at}.conv.bias", (channels,), 0, *cut)], self.dtype, self.device) if bias else None,
             self.row_linear(f"{at}.out_proj", channels, channels, channels, bias=bias),
+        )
+
+    def delta_net(
+        self, at: str, hidden: int, heads: DeltaHeads, taps: int, eps: float, state: torch.dtype
+    ) -> GatedDeltaNet:
+        """at: the name before `.in_proj_qkv`, `.in_proj_z`, `.in_proj_b`, `.in_proj_a`, `.conv1d`, `.A_log`,
+        `.dt_bias`, `.norm` and `.out_proj`.   heads: over all ranks.   state: the dtype of its matrices."""
+        whole = heads
+        of_keys = self.layout.share(whole.key_heads, f"key heads of {at}")
+        of_values = self.layout.share(whole.value_heads, f"value heads of {at}")
+        own = replace(whole, key_heads=whole.key_heads // of_keys[0], value_heads=whole.value_heads // of_values[0])
+        sizes = {"q": (whole.key_size, of_keys), "k": (whole.key_size, of_keys), "v": (whole.value_size, of_values)}
+
+        def by_head(name: str) -> Weight:
+            return Weight([Part(f"{at}.{name}", (whole.value_heads,), 0, *of_values)], torch.float32, self.device)
+
+        def mixed(name: str, *shape: int) -> Part:
+            parts = [Part(f"{at}.{name}.{n}", (size, *shape), 0, *cut) for n, (size, cut) in sizes.items()]
+            return Part.of_fused(f"{at}.{name}", parts)
+
+        def rows(name: str, size: int) -> Part:
+            return Part(f"{at}.{name}", (size, hidden), 0, *of_values)
+
+        keeps = (
+            StatePart(WINDOW, (taps, own.channels), self.dtype),
+            StatePart(MATRIX, (own.value_heads, own.value_width, own.key_width), state),
+        )
+        convolution = replace(mixed("conv1d", 1, taps), name=f"{at}.conv1d.weight")
+        return GatedDeltaNet(
+            at,
+            RecurrentForm(keeps),
+            own,
+            self._linear([mixed("in_proj_qkv", hidden), rows("in_proj_z", whole.value_size)], bias=False),
+            self._linear([rows(f"in_proj_{n}", whole.value_heads) for n in "ba"], bias=False),
+            Weight([convolution], self.dtype, self.device),
+            by_head("A_log"),
+            by_head("dt_bias"),
+            Weight([Part(f"{at}.norm.weight", (whole.value_width,))], self.dtype, self.device),
+            eps,
+            self.row_linear(f"{at}.out_proj", hidden, whole.value_size, whole.value_heads),
         )
 
     def moe(

@@ -14,7 +14,7 @@ from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
 from penstock.quant.weight import Weight
 
-WINDOW = "window"  # the part of its state: [channels, taps], the tokens that it saw last, the oldest first
+WINDOW = "window"  # the part of its state: [taps, channels], what it saw last, the token at position p at p % taps
 
 
 @dataclass(slots=True)

@@ -125,7 +125,7 @@ def read_layer_types(keys: Keys, num_layers: int, slides: Callable[[int], bool])
     return types
 
 
-def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, str]) -> list[str] | None:
+def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, ...]) -> list[str] | None:
     """Reads `layer_types`, of which there are these kinds; None where they aren't given."""
     types = keys.take("layer_types", None)
     if types is None:

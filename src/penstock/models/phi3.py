@@ -23,7 +23,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     scaling = keys.rest.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("type") in ("su", "yarn"):  # longrope's first names
         keys.rest["rope_scaling"] = scaling | {"type": "longrope"}
-    fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=partial(read_rope, partial=True))
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=partial(read_rope, partial=1.0))
     keys.take("original_max_position_embeddings", None)  # longrope has read it
     window = given_window(keys, None)
     sees_all = window is None or window >= fields["context"]

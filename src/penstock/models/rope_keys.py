@@ -16,15 +16,25 @@ _HARMLESS = {"partial_rotary_factor": 1.0}  # the whole head is rotated
 
 
 def read_rope(
-    keys: Keys, max_position_embeddings: int, width: int, *, theta: float = DEFAULT_THETA, partial: bool = False
+    keys: Keys,
+    max_position_embeddings: int,
+    width: int,
+    *,
+    theta: float = DEFAULT_THETA,
+    partial: float | None = None,
+    of_images: bool = False,
 ) -> RopeConfig:
     """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name.
 
-    width: of a head.   theta: where the file doesn't say.   partial: whether the model type may turn a part of a head.
+    width: of a head.   theta: where the file doesn't say.   partial: the share of a head that turns where the file
+    doesn't say; None: the model type turns all of it.   of_images: positions of images may be told; text has none.
     """
     rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
-    part = _part(keys, rope, width) if partial else 1.0
+    part = 1.0 if partial is None else _part(keys, rope, width, partial)
+    if of_images:
+        rope.take("mrope_section", None)
+        rope.take("mrope_interleaved", None)
     kind = _kind(rope)
     if kind == "default":
         config = RopeConfig(theta=theta)
@@ -94,10 +104,10 @@ def _rope_object(keys: Keys) -> dict[str, Any]:
     return given
 
 
-def _part(keys: Keys, rope: Keys, width: int) -> float:
+def _part(keys: Keys, rope: Keys, width: int, absent: float) -> float:
     """The share of a head that turns: beside the rope's other keys, or at the top."""
     inner, outer = (k.number("partial_rotary_factor", None, above=0.0, high=1.0) for k in (rope, keys))
-    part = float(_either(keys, "partial_rotary_factor", inner, outer) or 1.0)
+    part = float(_either(keys, "partial_rotary_factor", inner, outer) or absent)
     if int(width * part) % 2 or not int(width * part):
         raise keys.fail(f"partial_rotary_factor {part:g} turns {int(width * part)} numbers of a head: they need pairs")
     return part

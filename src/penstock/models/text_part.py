@@ -16,11 +16,12 @@ RENAMES = (
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
 )
-LEFT_OUT = tuple(f"{before}{part}." for before in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
+_OF_IMAGES = ("vision_tower", "multi_modal_projector", "visual")
+LEFT_OUT = tuple(f"{before}{part}." for before in ("", "model.") for part in _OF_IMAGES)
 OF_IMAGES: dict[str, Any] = dict.fromkeys((
     "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
     "boi_token_id", "eoi_token_id", "image_token_id", "projector_hidden_act", "vision_feature_layer",
-    "multimodal_projector_bias", "spatial_merge_size",
+    "multimodal_projector_bias", "spatial_merge_size", "video_token_id", "vision_start_token_id", "vision_end_token_id",
 ), ANYTHING)  # fmt: skip
 FOR_BOTH = ("eos_token_id", "bos_token_id", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 
@@ -57,5 +58,6 @@ class TextOfWhole:
 
 TEXT_PARTS = {
     "gemma3": TextOfWhole("Gemma3ForConditionalGeneration", "gemma3_text", {"vocab_size": 262_208}),
+    "qwen3_5": TextOfWhole("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     "mistral3": TextOfWhole("Mistral3ForConditionalGeneration", "mistral"),
 }

@@ -33,6 +33,17 @@ def gelu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
     return in_form(gated, form)
 
 
+def sigmoid_mul(x: Tensor, gate: Tensor, form: Form = "wide") -> Rows:
+    """x [T, F], gate [T, F] -> x * sigmoid(gate), [T, F], in the form asked for."""
+    return in_form(over_sigmoid(x.float(), gate).to(x.dtype), form)
+
+
+def over_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
+    """x, gate of one shape -> x * sigmoid(gate) float32, by the exponential that is the same for every element."""
+    below = torch.neg(gate.float()).exp_().add_(1)
+    return torch.div(x, below, out=below)
+
+
 def softcap(logits: Tensor, cap: float) -> Tensor:
     """logits, overwritten -> cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118)."""
     return logits.div_(cap).tanh_().mul_(cap)

@@ -1,6 +1,8 @@
-"""Gated short convolution in plain torch: each channel's last few tokens, weighted, between two gates (LFM2).
+"""Short causal convolutions in plain torch, channel by channel, and LFM2's with its two gates.
 
-A sum is taken tap by tap, the oldest first, in float32: a token's answer is the same in a chunk and by itself.
+A window is a ring: the token at position p lies at p % taps. A row's newest token is taken from what is given, so that
+a row that doesn't fold answers as it did. A sum is taken tap by tap, the oldest first, in float32: a token's answer is
+the same in a chunk and by itself.
 """
 
 from __future__ import annotations
@@ -8,37 +10,53 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import StepInputs
+from penstock.kernels.inputs import StateInputs, StepInputs
 
 
 def short_conv(given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs) -> Tensor:
     """given [T, 3c]: the gate of what comes in, the gate of what goes out, the values; weight [c, taps]; window
-    [slots, c, taps], the tokens that each slot saw last -> [T, c]. The contract is `ops.GatedConvolution`."""
+    [slots, taps, c] -> [T, c]. The contract is `ops.GatedConvolution`."""
     gate_in, gate_out, values = given.chunk(3, dim=1)
-    came, states, rows = gate_in * values, inputs.states, inputs.rows
+    return gate_out * convolved(gate_in * values, weight, bias, window, inputs).to(given.dtype)
+
+
+def convolved(came: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs) -> Tensor:
+    """came [T, c], weight [c, taps], bias [c] or None, window [slots, taps, c], which takes the tokens -> [T, c]
+    float32."""
+    states, rows = inputs.states, inputs.rows
     assert states is not None, "a layer with a window has slots"
-    mixed = torch.empty(came.shape, dtype=torch.float32, device=given.device)
+    mixed = torch.empty(came.shape, dtype=torch.float32, device=came.device)
     if rows:
-        slots = states.slots.long()
-        held = window.index_select(0, slots)
-        held = torch.where(states.folds[:, None, None], torch.cat((held[:, :, 1:], came[:rows, :, None]), 2), held)
-        window.index_copy_(0, slots, held)
-        mixed[:rows] = _weighed([held[:, :, tap] for tap in range(weight.shape[1])], weight, bias)
+        seen = _rows(came[:rows], weight.shape[1], window, states, inputs.positions[:rows])
+        mixed[:rows] = _weighed(seen, weight, bias)
     if inputs.prefill is not None:
-        start = (inputs.prefill.start + rows).tolist()
+        start, context = (inputs.prefill.start + rows).tolist(), inputs.prefill.context.tolist()
         for chunk, slot in enumerate(states.chunk_slots.tolist()):
             first, stop = start[chunk], start[chunk + 1]
             if first < stop:
-                _chunk(came[first:stop], weight, bias, window[slot], mixed[first:stop])
-    return gate_out * mixed.to(given.dtype)
+                _chunk(came[first:stop], context[chunk], weight, bias, window[slot], mixed[first:stop])
+    return mixed
 
 
-def _chunk(came: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, mixed: Tensor) -> None:
-    """came, mixed [n, c] of one chunk; window [c, taps], which is moved on."""
+def _rows(came: Tensor, taps: int, window: Tensor, states: StateInputs, positions: Tensor) -> list[Tensor]:
+    """Returns what each tap sees [rows, c], and puts the newest tokens of rows that fold into their windows."""
+    slots = states.slots.long()
+    held = window.index_select(0, slots)
+    every = torch.arange(slots.shape[0], device=slots.device)
+    seen = [held[every, (positions - back) % taps] for back in range(taps - 1, 0, -1)]
+    at = positions % taps
+    window[slots, at] = torch.where(states.folds[:, None], came, held[every, at])
+    return [*seen, came]
+
+
+def _chunk(came: Tensor, context: int, weight: Tensor, bias: Tensor | None, window: Tensor, mixed: Tensor) -> None:
+    """came, mixed [n, c] of one chunk behind `context` tokens; window [taps, c]."""
     taps, count = weight.shape[1], came.shape[0]
-    seen = torch.cat((window[:, 1:].T, came))
+    before = window[[(context - back) % taps for back in range(taps - 1, 0, -1)]]
+    seen = torch.cat((before, came))
     mixed.copy_(_weighed([seen[tap : tap + count] for tap in range(taps)], weight, bias))
-    window.copy_(torch.cat((window.T, came))[-taps:].T)
+    new = min(taps, count)
+    window[[(context + count - back) % taps for back in range(new, 0, -1)]] = came[count - new :]
 
 
 def _weighed(taps: list[Tensor], weight: Tensor, bias: Tensor | None) -> Tensor:

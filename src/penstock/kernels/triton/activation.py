@@ -63,6 +63,44 @@ def _gated(
         tl.store(out + row * width + column, value, mask=there)
 
 
+@triton.jit
+def _opened(
+    x, gate, out, low, scales, width, x_stride, gate_stride, FP8: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    release(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = column < width
+    opening = tl.load(gate + row * gate_stride + column, mask=there, other=0.0).to(tl.float32)
+    value = tl.load(x + row * x_stride + column, mask=there, other=0.0).to(tl.float32) / (1.0 + tl.exp(-opening))
+    value = value.to(x.dtype.element_ty)
+    if FP8 > 0:
+        alone = row + tl.zeros((1, 1), tl.int64)
+        at = row * width + column[None, :]
+        values = tl.where(there, value, 0.0)[None, :]
+        store_rows(values, out, low, scales, at, there[None, :], alone, alone >= 0, width, FP8, BLOCK)
+    else:
+        tl.store(out + row * width + column, value, mask=there)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor, form: Form = "wide") -> Rows:
+    """x [T, F], gate [T, F], whose rows may stand apart -> x * sigmoid(gate), [T, F]. float32 inside, rounded once."""
+    rows, width = x.shape
+    plain = form == "wide"
+    out: Rows = torch.empty((rows, width), dtype=x.dtype, device=x.device) if plain else empty_rows(x, form, width)
+    if rows:
+        early = early_of(x.device, rows)
+        block = _BLOCK if plain else next_power_of_2(width)
+        _opened[(rows, cdiv(width, block))](
+            x, gate, *((out, out, out) if plain else pointers(out)), width, x.stride(0), gate.stride(0),
+            FP8=0 if plain else BITS[form], EARLY=early, BLOCK=block, num_warps=max(1, min(16, block // 256)),
+            launch_pdl=bool(early),
+        )  # fmt: skip
+    return out
+
+
 def silu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
     """gate_up [T, 2F], the gate first -> silu(gate) * up, [T, F]. float32 inside, rounded once."""
     return _launch(gate_up, False) if form == "wide" else _launch_whole(gate_up, False, form)

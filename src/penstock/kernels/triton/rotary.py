@@ -77,7 +77,7 @@ def store_eight_v(
 
 @triton.jit
 def _rotary_and_store(
-    qkv, cos_sin, positions, slots, keys, values, scales, q_norm, k_norm, eps, kv_stride,
+    qkv, cos_sin, positions, slots, keys, values, scales, q_norm, k_norm, eps, kv_stride, stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
     EIGHT: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     PIECE: tl.constexpr, OF_V: tl.constexpr,
@@ -90,7 +90,7 @@ def _rotary_and_store(
     lane = tl.arange(0, HALF)[None, :]
     there = (head < HEADS + 2 * KV_HEADS) & (lane < half)
     is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
-    source = qkv + token * ((HEADS + 2 * KV_HEADS) * WIDTH) + head * WIDTH + lane
+    source = qkv + token * stride + head * WIDTH + lane
     a = tl.load(source, mask=there, other=0.0).to(tl.float32)
     b = tl.load(source + half, mask=there, other=0.0).to(tl.float32)
     dtype = qkv.dtype.element_ty
@@ -126,8 +126,7 @@ def _rotary_and_store(
     if EIGHT > 0 and tl.program_id(1) == 0:  # byte by byte: of V's heads alone, not of all that a program has
         each = tl.arange(0, OF_V)
         numbers = tl.load(
-            qkv + token * ((HEADS + 2 * KV_HEADS) * WIDTH) + (HEADS + KV_HEADS) * WIDTH + each,
-            mask=each < KV_HEADS * WIDTH, other=0.0,
+            qkv + token * stride + (HEADS + KV_HEADS) * WIDTH + each, mask=each < KV_HEADS * WIDTH, other=0.0
         )  # fmt: skip
         store_eight_v(
             keys, values, scales, slot, kv_stride, each // WIDTH, each % WIDTH, numbers, each < KV_HEADS * WIDTH,
@@ -147,10 +146,11 @@ def rotary_and_store(
     eps: float = 1e-6,
 ) -> Tensor:
     """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], a view of it, normed and rotated; K and V go to
-    `inputs.slots` of the layer's KV. positions and slots are of any integer dtype; cos_sin is float32."""
+    `inputs.slots` of the layer's KV. qkv's rows may stand apart; positions and slots are of any integer dtype;
+    cos_sin is float32."""
     heads, kv_heads, width = kind.heads, kind.kv_heads, kind.width
     tokens, parts = qkv.shape[0], heads + 2 * kv_heads
-    assert qkv.is_contiguous() and cos_sin.is_contiguous()
+    assert qkv.stride(1) == 1 and cos_sin.is_contiguous()
     if tokens:
         piece = min(_HEADS if tokens < _MANY else 64, next_power_of_2(parts))
         early = early_of(qkv.device, tokens * cdiv(parts, piece))
@@ -159,7 +159,7 @@ def rotary_and_store(
             qkv, cos_sin, inputs.positions, inputs.slots, kv.keys, kv.values,
             cos_sin if kv.scales is None else kv.scales,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps,
-            kv.keys.stride(0),
+            kv.keys.stride(0), qkv.stride(0),
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
             EIGHT=kv.eight, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
             WIDE=q_norm is not None and q_norm.dtype == torch.float32, EARLY=early, PIECE=piece,

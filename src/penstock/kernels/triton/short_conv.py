@@ -1,7 +1,9 @@
-"""Gated short convolution: a program a token and some channels. It knows one layer's window; no layer.
+"""Short causal convolutions, a program a token and some channels, and LFM2's with its two gates. It knows one layer's
+window; no layer.
 
-A row's program reads its window, moves it on and writes it back. Tokens of a chunk read the window that was there
-before the step; who moves it on comes in a launch behind them, a program a chunk.
+A window is a ring: the token at position p lies at p % taps. So a row's programs may read the older tokens while
+another writes the newest, and a row that doesn't fold answers as it did. Tokens of a chunk read the window as it was
+before the step; its last tokens are written in a launch behind them, a program a chunk.
 """
 
 from __future__ import annotations
@@ -18,116 +20,152 @@ _CHANNELS = 256  # of a program
 
 
 @triton.jit
-def _came(given, token, channel, there, channels):
-    """What a token brings to its channels: gate times value, rounded as it is kept."""
-    base = given + token * 3 * channels + channel
-    gate = tl.load(base, mask=there, other=0.0).to(tl.float32)
-    value = tl.load(base + 2 * channels, mask=there, other=0.0).to(tl.float32)
-    return (gate * value).to(given.dtype.element_ty).to(tl.float32)
+def came_of(given, token, stride, channel, there, channels, GATED: tl.constexpr):
+    """What a token brings to its channels: a value, or gate times value, rounded as it is kept."""
+    base = given + token * stride + channel
+    first = tl.load(base, mask=there, other=0.0).to(tl.float32)
+    if GATED:
+        value = tl.load(base + 2 * channels, mask=there, other=0.0).to(tl.float32)
+        first = (first * value).to(given.dtype.element_ty).to(tl.float32)
+    return first
 
 
 @triton.jit
-def _answer(given, bias, out, token, channel, there, channels, total, BIAS: tl.constexpr):
-    """Writes a token's answer: its out gate times what its taps add up to."""
+def of_row(
+    given, weight, window, slot, position, fold, token, stride, channel, there, channels, TAPS: tl.constexpr,
+    GATED: tl.constexpr,
+):  # fmt: skip
+    """A decode row's convolution; its newest token goes into the window if it folds. slot, token: int64."""
+    held = window + slot * channels * TAPS + channel
+    total = tl.zeros(channel.shape, tl.float32)
+    for tap in tl.static_range(TAPS - 1):
+        seen = tl.load(held + (position + 1 + tap) % TAPS * channels, mask=there, other=0.0).to(tl.float32)
+        total += seen * tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
+    came = came_of(given, token, stride, channel, there, channels, GATED)
+    total += came * tl.load(weight + channel * TAPS + TAPS - 1, mask=there, other=0.0).to(tl.float32)
+    tl.store(held + position % TAPS * channels, came.to(window.dtype.element_ty), mask=there & fold)
+    return total
+
+
+@triton.jit
+def chunk_of(start, at, chunks, SEARCH: tl.constexpr):
+    """The last chunk that begins at or before token `at` of the chunks' tokens."""
+    low, high = 0, chunks
+    for _ in tl.static_range(SEARCH):
+        middle = (low + high) // 2
+        begins = tl.load(start + middle) <= at
+        low, high = tl.where(begins & (middle > low), middle, low), tl.where(begins, high, middle)
+    return low
+
+
+@triton.jit
+def _answer(
+    given, bias, out, token, to, stride, channel, there, channels, total, BIAS: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Writes a token's answer: what its taps add up to, times its out gate or through silu."""
     if BIAS:
         total += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
-    gate = tl.load(given + token * 3 * channels + channels + channel, mask=there, other=0.0).to(tl.float32)
-    mixed = total.to(given.dtype.element_ty).to(tl.float32)
-    tl.store(out + token * channels + channel, (gate * mixed).to(out.dtype.element_ty), mask=there)
+    if GATED:
+        gate = tl.load(given + token * stride + channels + channel, mask=there, other=0.0).to(tl.float32)
+        value = gate * total.to(given.dtype.element_ty).to(tl.float32)
+    else:
+        value = total / (1.0 + tl.exp(-total))
+    tl.store(out + to * channels + channel, value.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _rows(
-    given, weight, bias, window, slots, folds, out, channels, TAPS: tl.constexpr, BIAS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    given, weight, bias, window, slots, folds, positions, out, stride, channels, TAPS: tl.constexpr,
+    BIAS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
-    fold = tl.load(folds + row) != 0
-    held = window + tl.load(slots + row).to(tl.int64) * channels * TAPS + channel * TAPS
-    came = _came(given, row, channel, there, channels)
-    total = tl.zeros((CHANNELS,), tl.float32)
-    for tap in tl.static_range(TAPS):
-        own = tl.load(held + tap, mask=there, other=0.0).to(tl.float32)
-        if tap + 1 < TAPS:
-            next = tl.load(held + tap + 1, mask=there, other=0.0).to(tl.float32)
-        else:
-            next = came
-        seen = tl.where(fold, next, own)
-        tl.store(held + tap, seen.to(window.dtype.element_ty), mask=there & fold)
-        total += seen * tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
-    _answer(given, bias, out, row, channel, there, channels, total, BIAS)
+    slot, position, fold = tl.load(slots + row).to(tl.int64), tl.load(positions + row), tl.load(folds + row) != 0
+    total = of_row(given, weight, window, slot, position, fold, row, stride, channel, there, channels, TAPS, True)
+    _answer(given, bias, out, row, row, stride, channel, there, channels, total, BIAS, True)
 
 
 @triton.jit
 def _chunks(
-    given, weight, bias, window, slots, start, out, rows, chunks, channels, TAPS: tl.constexpr, BIAS: tl.constexpr,
-    CHANNELS: tl.constexpr, SEARCH: tl.constexpr,
+    given, weight, bias, window, slots, start, context, out, rows, skipped, chunks, stride, channels,
+    TAPS: tl.constexpr, BIAS: tl.constexpr, CHANNELS: tl.constexpr, SEARCH: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """A program a token of a chunk."""
+    """A program a token of a chunk. skipped: rows that `out` doesn't have."""
     at = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
     if at < tl.load(start + chunks):
-        low, high = 0, chunks  # the last chunk that begins at or before this token
-        for _ in tl.static_range(SEARCH):
-            middle = (low + high) // 2
-            begins = tl.load(start + middle) <= at
-            low, high = tl.where(begins & (middle > low), middle, low), tl.where(begins, high, middle)
-        first = tl.load(start + low)
-        held = window + tl.load(slots + low).to(tl.int64) * channels * TAPS + channel * TAPS
+        chunk = chunk_of(start, at, chunks, SEARCH)
+        first = tl.load(start + chunk)
+        held = window + tl.load(slots + chunk).to(tl.int64) * channels * TAPS + channel
+        position = tl.load(context + chunk) + at - first
         token = (rows + at).to(tl.int64)
         total = tl.zeros((CHANNELS,), tl.float32)
         for tap in tl.static_range(TAPS):
             back = TAPS - 1 - tap  # tokens before this one
             if at - back >= first:
-                seen = _came(given, token - back, channel, there, channels)
+                seen = came_of(given, token - back, stride, channel, there, channels, GATED)
             else:
-                # A window's last tap is the token right before the chunk.
-                seen = tl.load(held + TAPS - 1 + (at - back - first) + 1, mask=there, other=0.0).to(tl.float32)
+                seen = tl.load(held + (position + 1 + tap) % TAPS * channels, mask=there, other=0.0).to(tl.float32)
             total += seen * tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
-        _answer(given, bias, out, token, channel, there, channels, total, BIAS)
+        _answer(given, bias, out, token, token - skipped, stride, channel, there, channels, total, BIAS, GATED)
 
 
 @triton.jit
-def _move_on(given, window, slots, start, rows, channels, TAPS: tl.constexpr, CHANNELS: tl.constexpr):
-    """A program a chunk: its window becomes its last tokens."""
+def _move_on(
+    given, window, slots, start, context, rows, stride, channels, TAPS: tl.constexpr, CHANNELS: tl.constexpr,
+    GATED: tl.constexpr,
+):  # fmt: skip
+    """A program a chunk: its last tokens go into its window."""
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
     first, stop = tl.load(start + chunk), tl.load(start + chunk + 1)
-    count = stop - first
-    held = window + tl.load(slots + chunk).to(tl.int64) * channels * TAPS + channel * TAPS
+    held = window + tl.load(slots + chunk).to(tl.int64) * channels * TAPS + channel
+    end = tl.load(context + chunk) + stop - first
     for tap in tl.static_range(TAPS):
-        back = TAPS - 1 - tap  # tokens before the chunk's last
-        if back < count:
-            seen = _came(given, (rows + stop - 1 - back).to(tl.int64), channel, there, channels)
-        else:
-            seen = tl.load(held + tap + count, mask=there, other=0.0).to(tl.float32)
-        tl.store(held + tap, seen.to(window.dtype.element_ty), mask=there & (count > 0))
+        back = tap + 1  # from the chunk's end
+        if back <= stop - first:
+            seen = came_of(given, (rows + stop - back).to(tl.int64), stride, channel, there, channels, GATED)
+            tl.store(held + (end - back) % TAPS * channels, seen.to(window.dtype.element_ty), mask=there)
 
 
 def short_conv(given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs) -> Tensor:
-    """given [T, 3c], weight [c, taps], window [slots, c, taps] -> [T, c]. The contract is `ops.GatedConvolution`."""
+    """given [T, 3c], weight [c, taps], window [slots, taps, c] -> [T, c]. The contract is `ops.GatedConvolution`."""
     states, rows, channels = inputs.states, inputs.rows, weight.shape[0]
     assert states is not None, "a layer with a window has slots"
     out = torch.empty((given.shape[0], channels), dtype=given.dtype, device=given.device)
     block = min(_CHANNELS, next_power_of_2(channels))
-    blocks = cdiv(channels, block)
-    told = {"TAPS": weight.shape[1], "CHANNELS": block}
-    has_bias, added = bias is not None, weight if bias is None else bias
     if rows:
-        _rows[(rows, blocks)](
-            given, weight, added, window, states.slots, states.folds.to(torch.int32), out, channels, BIAS=has_bias,
-            **told,
+        _rows[(rows, cdiv(channels, block))](
+            given, weight, weight if bias is None else bias, window, states.slots, states.folds.view(torch.uint8),
+            inputs.positions, out, given.stride(0), channels, TAPS=weight.shape[1], BIAS=bias is not None,
+            CHANNELS=block,
         )  # fmt: skip
-    if inputs.prefill is not None and given.shape[0] > rows:
-        start, slots = inputs.prefill.start, states.chunk_slots
-        chunks = slots.shape[0]
-        _chunks[(given.shape[0] - rows, blocks)](
-            given, weight, added, window, slots, start, out, rows, chunks, channels, BIAS=has_bias,
-            SEARCH=max(1, chunks.bit_length()), **told,
-        )  # fmt: skip
-        _move_on[(chunks, blocks)](given, window, slots, start, rows, channels, **told)
+    convolve_chunks(given, weight, bias, window, inputs, out, gated=True)
     return out
+
+
+def convolve_chunks(
+    given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs, out: Tensor, *, gated: bool
+) -> None:
+    """Writes the chunks' answers to out [T, c], or [T - rows, c] of chunks alone, and their tokens to their windows.
+
+    gated: given [T, 3c] as LFM2 has it; else its first c columns are what comes, and the answer goes through silu."""
+    states, rows, prefill, channels = inputs.states, inputs.rows, inputs.prefill, weight.shape[0]
+    tokens = given.shape[0] - rows
+    if prefill is None or not tokens:
+        return
+    assert states is not None, "a layer with a window has slots"
+    slots, block = states.chunk_slots, min(_CHANNELS, next_power_of_2(channels))
+    chunks, blocks = slots.shape[0], cdiv(channels, block)
+    of_both = {"TAPS": weight.shape[1], "CHANNELS": block, "GATED": gated}
+    _chunks[(tokens, blocks)](
+        given, weight, weight if bias is None else bias, window, slots, prefill.start, prefill.context, out, rows,
+        given.shape[0] - out.shape[0], chunks, given.stride(0), channels, BIAS=bias is not None,
+        SEARCH=max(1, chunks.bit_length()), **of_both,
+    )  # fmt: skip
+    _move_on[(chunks, blocks)](
+        given, window, slots, prefill.start, prefill.context, rows, given.stride(0), channels, **of_both
+    )

@@ -1,0 +1,68 @@
+"""GatedDeltaNet: linear attention with a matrix a head as its state, by the gated delta rule (arXiv:2412.06464)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.delta_rule import DeltaHeads, DeltaWeights
+from penstock.kernels.fp8_rows import Rows
+from penstock.kernels.inputs import StepInputs
+from penstock.kernels.ops import Ops
+from penstock.kernels.state_forms import StateForm
+from penstock.layers.linear import Linear
+from penstock.layers.short_conv import WINDOW
+from penstock.quant.weight import Weight
+
+MATRIX = "matrix"  # the part of its state: [value_heads, value_width, key_width]
+
+
+@dataclass(slots=True)
+class GatedDeltaNet:
+    """out(norm(rule(conv(q, k, v), rates)) * silu(z)): q, k, v and z of one product, the rates of another."""
+
+    name: str  # in a checkpoint, before `.out_proj`
+    form: StateForm
+    heads: DeltaHeads
+    into: Linear  # [channels + value_size, d]: q, k, v, z
+    rates: Linear  # [2 * value_heads, d]: of each head b, then a
+    taps: Weight  # [channels, 1, taps]
+    decay: Weight  # [value_heads] float32: A_log, of which -exp is used
+    step_bias: Weight  # [value_heads] float32
+    norm: Weight  # [value_width]
+    eps: float
+    out: Linear  # [d, value_size]
+    orders: tuple[Tensor, Tensor] | None = None  # of the rows of `into` and `rates`, where a checkpoint has another
+    small: DeltaWeights | None = field(default=None, init=False)
+
+    kind: None = None  # it attends nothing
+    cos_sin: None = None
+    source: None = None
+    reader: None = None  # two products read x
+
+    def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
+        """x [T, d] -> [T, d], or of those that the step keeps."""
+        assert self.small is not None, "a layer is prepared before it is used"
+        given, rates = self.into(ops, x), self.rates(ops, x)
+        mixed = ops.delta_rule(given, rates, self.heads, self.small, state[WINDOW], state[MATRIX], step)
+        return self.out(ops, step.keep(mixed))
+
+    def weights(self) -> Iterator[Weight]:
+        yield from (self.taps, self.decay, self.step_bias, self.norm)
+        for matrix in self.matrices():
+            yield from matrix.weights()
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from (self.into, self.rates, self.out)
+
+    def prepare(self, ops: Ops) -> None:
+        if self.orders is not None:
+            self.into.reorder(self.orders[0])
+            self.rates.reorder(self.orders[1])
+        for matrix in self.matrices():
+            matrix.prepare(ops)
+        taps, decay = self.taps.value.squeeze(1), -torch.exp(self.decay.value)
+        self.small = DeltaWeights(taps, decay, self.step_bias.value, self.norm.value, self.eps)

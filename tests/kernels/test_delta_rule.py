@@ -1,0 +1,140 @@
+"""The gated delta rule: against fp64 token by token, in pieces as in one, rows that don't fold; Triton's in its
+interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton_interpreter  # noqa: F401  (before the kernels)
+from state_steps import step
+from torch import Tensor
+
+from penstock.kernels.delta_rule import DeltaHeads, DeltaWeights
+from penstock.kernels.reference import delta_rule as plain
+from penstock.kernels.triton import delta_rule as triton
+
+pytestmark = pytest.mark.torch
+
+Rule = Callable[..., Tensor]
+BOTH = pytest.mark.parametrize("rule", [plain.delta_rule, triton.delta_rule], ids=["reference", "triton"])
+SHAPES = pytest.mark.parametrize(
+    "heads", [DeltaHeads(2, 4, 16, 16), DeltaHeads(1, 3, 24, 20), DeltaHeads(2, 2, 32, 64)], ids=str
+)
+
+
+def made(heads: DeltaHeads, taps: int = 4) -> DeltaWeights:
+    draw = torch.Generator().manual_seed(7)
+    return DeltaWeights(
+        taps=torch.randn(heads.channels, taps, generator=draw) * 0.5,
+        decay=-torch.rand(heads.value_heads, generator=draw) * 2 - 0.01,
+        step_bias=torch.randn(heads.value_heads, generator=draw),
+        norm=1 + 0.3 * torch.randn(heads.value_width, generator=draw),
+        eps=1e-6,
+    )
+
+
+def drawn(tokens: int, heads: DeltaHeads, seed: int = 0) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    given = torch.randn(tokens, heads.channels + heads.value_size, generator=draw)
+    return given, torch.randn(tokens, 2 * heads.value_heads, generator=draw)
+
+
+def empty(heads: DeltaHeads, slots: int, taps: int = 4) -> tuple[Tensor, Tensor]:
+    """A window and a matrix of each slot."""
+    shape = (slots, heads.value_heads, heads.value_width, heads.key_width)
+    return torch.zeros(slots, taps, heads.channels), torch.zeros(shape)
+
+
+def in_fp64(given: Tensor, rates: Tensor, h: DeltaHeads, w: DeltaWeights) -> Tensor:
+    """A sequence from its beginning, token by token, by the rule's own lines."""
+    given, rates = given.double(), rates.double()
+    before = torch.zeros(w.taps.shape[1] - 1, h.channels, dtype=torch.float64)
+    seen = torch.cat((before, given[:, : h.channels]))
+    mixed = sum(seen[tap : tap + len(given)] * w.taps[:, tap].double() for tap in range(w.taps.shape[1]))
+    mixed = mixed * mixed.sigmoid()
+    state = torch.zeros(h.value_heads, h.value_width, h.key_width, dtype=torch.float64)
+    answers = []
+    for token, (each, rate, size) in enumerate(zip(mixed, *rates.split(h.value_heads, 1), strict=True)):
+        q, k, v = each.split((h.key_size, h.key_size, h.value_size))
+        q, k = (x.view(h.key_heads, -1).repeat_interleave(h.value_heads // h.key_heads, 0) for x in (q, k))
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        state = state * (w.decay.double() * torch.log1p((size + w.step_bias).exp())).exp()[:, None, None]
+        found = (state @ k[:, :, None])[:, :, 0]
+        state = state + (rate.sigmoid()[:, None] * (v.view(h.value_heads, -1) - found))[:, :, None] * k[:, None]
+        answer = (state @ q[:, :, None])[:, :, 0] * h.key_width**-0.5
+        z = given[token, h.channels :].view(answer.shape)
+        normed = answer / (answer.square().mean(-1, keepdim=True) + w.eps).sqrt() * w.norm.double()
+        answers.append((normed * z * z.sigmoid()).flatten())
+    return torch.stack(answers)
+
+
+@BOTH
+@SHAPES
+def test_however_a_sequence_is_cut(rule: Rule, heads: DeltaHeads) -> None:
+    """Chunks of 1 to 131 tokens, an empty one, and rows, of two sequences at once: what fp64 gives token by token."""
+    tokens, weights = 140, made(heads)
+    given = [drawn(tokens, heads, seed) for seed in range(2)]
+    right = [in_fp64(*each, heads, weights) for each in given]
+    window, matrix = empty(heads, 5)
+    found: list[list[Tensor]] = [[], []]
+    at = [0, 0]
+    for first, second in ((1, 131), (70, 0), (2, 1), (63, 4)):
+        parts = [(x[a : a + n], y[a : a + n]) for (x, y), a, n in zip(given, at, (first, second), strict=True)]
+        asked = step([], [(2, at[0], first), (3, at[1], second)])
+        out = rule(*(torch.cat(both) for both in zip(*parts, strict=True)), heads, weights, window, matrix, asked)
+        for sequence, piece in enumerate(out.split([first, second])):
+            found[sequence].append(piece)
+            at[sequence] += len(piece)
+    while min(at) < tokens:
+        here = [sequence for sequence in (1, 0) if at[sequence] < tokens]
+        fed = [torch.stack([given[s][part][at[s]] for s in here]) for part in range(2)]
+        rows = rule(*fed, heads, weights, window, matrix, step([(2 + s, at[s], True) for s in here], []))
+        for sequence, row in zip(here, rows, strict=True):
+            found[sequence].append(row[None])
+            at[sequence] += 1
+    for each, one in zip(found, right, strict=True):
+        torch.testing.assert_close(torch.cat(each).double(), one, rtol=1e-3, atol=1e-4)
+
+
+@BOTH
+def test_a_row_that_does_not_fold_answers_as_it_did(rule: Rule) -> None:
+    heads = DeltaHeads(2, 4, 16, 16)
+    weights, (given, rates) = made(heads), drawn(2, heads)
+    window, matrix = (torch.randn(each.shape, generator=torch.Generator().manual_seed(2)) for each in empty(heads, 4))
+    first = rule(given, rates, heads, weights, window, matrix, step([(1, 7, True), (2, 4, True)], []))
+    held = window.clone(), matrix.clone()
+    again = rule(given, rates, heads, weights, window, matrix, step([(1, 7, False), (2, 5, True)], []))
+    assert torch.equal(again[0], first[0]) and not torch.equal(again[1], first[1])
+    for now, before in zip((window, matrix), held, strict=True):
+        assert torch.equal(now[1], before[1]) and not torch.equal(now[2], before[2])
+        assert torch.equal(now[[0, 3]], before[[0, 3]]), "another's state was changed"
+
+
+def test_the_columns_agree_beside_each_other() -> None:
+    """Rows and chunks in one step, from states that are full."""
+    heads = DeltaHeads(2, 4, 32, 16)
+    weights, (given, rates) = made(heads), drawn(3 + 9, heads)
+    asked = step([(0, 3, True), (5, 8, False), (1, 1, True)], [(2, 4, 7), (4, 0, 2)])
+    found: list[Any] = []
+    for rule in (plain.delta_rule, triton.delta_rule):
+        draw = torch.Generator().manual_seed(2)
+        window, matrix = (torch.randn(each.shape, generator=draw) for each in empty(heads, 6))
+        found.append((rule(given, rates, heads, weights, window, matrix, asked), window, matrix))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_that_are_all_the_same() -> None:
+    """The worst of a block's system: no decay, the same key at every token, whole writes. It is inverted as well."""
+    heads, tokens = DeltaHeads(1, 1, 16, 16), 64
+    weights = made(heads)
+    weights = DeltaWeights(weights.taps, torch.full((1,), -1e-6), weights.step_bias, weights.norm, weights.eps)
+    given, rates = drawn(1, heads)
+    given, rates = given.repeat(tokens, 1), torch.full((tokens, 2), 9.0)
+    right = in_fp64(given, rates, heads, weights)
+    for rule in (plain.delta_rule, triton.delta_rule):
+        out = rule(given, rates, heads, weights, *empty(heads, 1), step([], [(0, 0, tokens)]))
+        torch.testing.assert_close(out.double(), right, rtol=1e-3, atol=1e-4)

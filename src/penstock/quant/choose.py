@@ -15,6 +15,7 @@ from penstock.quant.write_compressed import MadeKind
 
 SchemeOf = Callable[[str], Scheme]  # a matrix's name in the checkpoint, without `.weight` -> how it lies there
 
+ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")  # the last weighs one expert
 MADE: dict[MadeKind, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4)}
 
 
@@ -24,7 +25,7 @@ def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> M
     eight bits: a third of what a small model reads for a row, which costs little (on 24 of the demo's problems KL to
     float32 is 3.6e-4 with such a head and 3.4e-4 without; bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2).
     fp8_head: beside fp8 it is made fp8 too."""
-    if name.endswith((".gate", ".router")):
+    if name.endswith(ROUTERS):
         return None
     if name == "lm_head":
         return "int8" if quantization != "fp8" else "fp8" if fp8_head else None

@@ -28,6 +28,7 @@ import rows as timing
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import E4M3
+from penstock.kernels.routing import Routing
 from penstock.kernels.triton import moe, moe_one, moe_route
 from penstock.kernels.triton.linear import linear, prepare_linear
 from penstock.kernels.triton.linear_fp8 import linear_fp8, prepare_linear_fp8
@@ -57,7 +58,7 @@ SHAPES = {
 def made(shape: Shape, kind: str) -> Experts:
     return Experts(
         _matrix(shape.experts, 2 * shape.inner, shape.hidden, kind),
-        _matrix(shape.experts, shape.hidden, shape.inner, kind), shape.top_k, True, B,
+        _matrix(shape.experts, shape.hidden, shape.inner, kind), Routing(top_k=shape.top_k, renormalise=True), B,
         clamp=(1.702, 7.0) if kind == "mxfp4" else None,
     )  # fmt: skip
 
@@ -147,7 +148,7 @@ def measure(name: str, kind: str, tokens: int, sweep: bool, part: tuple[int, int
 def run(x: Tensor, scores: Tensor, at: moe.PreparedExperts, plan: moe.Plan | Cuts | None) -> Tensor:
     """None: as a model runs it."""
     if isinstance(plan, tuple):
-        routes = moe_route.route(scores, at.of.top_k, at.of.renormalise, at.counts, 0)
+        routes = moe_route.route(scores, at.of.routing, at.counts, 0, at.of.correction)
         return moe_one.one_token(x, routes, at.of, plan)
     return moe.experts(x, scores, at, plan)
 
@@ -175,13 +176,12 @@ def parts_of(layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor,
     of, tokens = layers[0].of, x.shape[0]
     rows = plan.gate_up.rows if plan.sorted else 0
     routes = [
-        moe_route.route(s, of.top_k, of.renormalise, torch.zeros_like(at.counts), rows)
-        for at, s in zip(layers, scores, strict=True)
+        moe_route.route(s, of.routing, torch.zeros_like(at.counts), rows) for at, s in zip(layers, scores, strict=True)
     ]
 
     def routed(at: moe.PreparedExperts, s: Tensor) -> None:
         at.counts.zero_()
-        moe_route.route(s, of.top_k, of.renormalise, at.counts, rows)
+        moe_route.route(s, of.routing, at.counts, rows)
 
     pairs = list(zip(layers, routes, strict=True))
     ms = timing.timed([lambda at=at, s=s: routed(at, s) for at, s in zip(layers, scores, strict=True)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penstock.kernels.routing import Routing
+
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]
 
 
@@ -14,7 +16,17 @@ def test_routes(rows, shape):
     from triton_kernel_cases_moe import check_routes
 
     tokens, count, top_k = shape
-    check_routes("cuda", tokens, count, top_k, rows, renormalise=tokens != 700)
+    check_routes("cuda", tokens, count, Routing(top_k=top_k, renormalise=tokens != 700), rows)
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("shape", [(256, 8, 8, 4), (128, 8, 1, 1), (160, 6, 8, 3), (96, 4, 3, 2)], ids=str)
+def test_routes_with_a_correction_and_groups(shape, sigmoid):
+    from triton_kernel_cases_moe import check_routes
+
+    count, top_k, groups, kept = shape
+    by = Routing(top_k=top_k, renormalise=True, sigmoid=sigmoid, groups=groups, kept_groups=kept, scale=2.5)
+    check_routes("cuda", 700, count, by, 16, corrected=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

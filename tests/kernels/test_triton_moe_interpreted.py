@@ -7,6 +7,7 @@ import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 import triton_kernel_cases_moe as cases
 
+from penstock.kernels.routing import Routing
 from penstock.kernels.triton import moe_one
 
 pytestmark = pytest.mark.torch
@@ -21,7 +22,49 @@ CPU, F32 = "cpu", torch.float32
 @pytest.mark.parametrize("shape", [(1, 5, 2), (40, 7, 3), (70, 64, 8)], ids=str)
 def test_routes(rows, shape):
     tokens, count, top_k = shape
-    cases.check_routes(CPU, tokens, count, top_k, rows, renormalise=tokens != 40)
+    cases.check_routes(CPU, tokens, count, Routing(top_k=top_k, renormalise=tokens != 40), rows)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("groups", [(1, 1), (2, 1), (3, 2), (6, 6)], ids=str)
+def test_routes_of_every_kind(groups, sigmoid, corrected):
+    """Groups that are no power of two, of as many experts that are none."""
+    rest = {"added": 0.1} if sigmoid else {"least": 0.4}
+    by = Routing(top_k=3, renormalise=True, sigmoid=sigmoid, groups=groups[0], kept_groups=groups[1], scale=2.5, **rest)
+    cases.check_routes(CPU, 30, 18, by, 16, corrected)
+
+
+def test_routes_that_are_not_renormalised_are_scaled():
+    cases.check_routes(CPU, 20, 12, Routing(top_k=2, renormalise=False, sigmoid=True, scale=0.5), 0, True)
+
+
+def test_a_correction_chooses_and_does_not_weigh():
+    """By hand: three experts worth 0.5, 0.73 and 0.88; what is added to the first puts it in the last's place."""
+    scores, correction = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([0.5, 0.0, -0.5])
+    by = Routing(top_k=2, renormalise=True, sigmoid=True, scale=3.0)
+    got = cases.moe_route.route(scores, by, torch.zeros(3, dtype=torch.int32), 0, correction)
+    first, second = 0.5, 0.7310585786300049
+    wanted = torch.tensor([[first, second]]) / (first + second) * 3.0
+    for weights, chosen in ((got.weights, got.chosen), cases.plain.route(scores, by, correction)):
+        assert chosen.tolist() == [[0, 1]]
+        torch.testing.assert_close(weights, wanted)
+
+
+def test_a_group_counts_what_its_two_best_are_worth():
+    """By hand: the best of all stands beside nothing, so that two middling ones of another group come first."""
+    worth = torch.tensor([[0.9, 0.01, 0.02, 0.6, 0.5, 0.03]])
+    by = Routing(top_k=2, renormalise=False, sigmoid=True, groups=2, kept_groups=1)
+    scores = torch.logit(worth)
+    got = cases.moe_route.route(scores, by, torch.zeros(6, dtype=torch.int32), 0)
+    for weights, chosen in ((got.weights, got.chosen), cases.plain.route(scores, by)):
+        assert chosen.tolist() == [[3, 4]]
+        torch.testing.assert_close(weights, torch.tensor([[0.6, 0.5]]))
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_experts_whose_router_has_a_correction(tokens):
+    cases.check_experts(CPU, F32, "plain", tokens, 5, 40, 24, 2, corrected=True)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +80,7 @@ def test_one_token_in_other_cuts(kind):
     assert moe_one.takes_one(of)
     x, scores = cases.drawn(1, 144, seed=3), cases.drawn(1, 3, seed=4)
     wanted, _ = cases.naive(x, scores, of, gate_up, down)
-    routes = cases.moe_route.route(scores, 2, False, torch.zeros(3, dtype=torch.int32), 0)
+    routes = cases.moe_route.route(scores, of.routing, torch.zeros(3, dtype=torch.int32), 0)
     got = moe_one.one_token(x, routes, of, (moe_one.OneCut(4, 128, 1), moe_one.OneCut(8, 32, 2)))
     torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
 

@@ -10,6 +10,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 
 from penstock import LLM, SamplingParams
 from penstock.demo import model_folder
+from penstock.kernels.routing import Routing
 from penstock.layers.maker import Maker
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
@@ -59,7 +60,7 @@ def test_the_head_and_routers_stay_wide() -> None:
     make = Maker(torch.bfloat16, CPU, 1, scheme_of=choose_schemes("fp8"))
     kinds = {name: type(next(make.linear(name, 8, 16).weights())) for name in ("lm_head", "a.mlp.gate", "a.q_proj")}
     assert kinds == {"lm_head": Weight, "a.mlp.gate": Weight, "a.q_proj": MadeFp8}
-    moe = make.moe("a.mlp", 16, 8, 2, 1, renormalise=True)
+    moe = make.moe("a.mlp", 16, 8, 2, Routing(top_k=1, renormalise=True))
     assert [type(weight) for weight in moe.weights()] == [Weight, MadeFp8, MadeFp8]
 
 

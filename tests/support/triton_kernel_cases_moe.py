@@ -13,18 +13,22 @@ from triton_kernel_cases import drawn
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.reference import moe as plain
+from penstock.kernels.routing import Routing
 from penstock.kernels.triton import moe, moe_route
 from penstock.quant.fp8 import to_fp8
 
 KINDS = ("plain", "channel", "blocks", "four", "int4", "int4 zeros", "int8", "int8 row zeros")
 
 
-def check_routes(device: str, tokens: int, count: int, top_k: int, rows: int, renormalise: bool) -> None:
+def check_routes(device: str, tokens: int, count: int, by: Routing, rows: int, corrected: bool = False) -> None:
     """Weights and choices are the reference's; a pair has a slot, slots of an expert lie together, tiles hold all."""
     scores = drawn(tokens, count, seed=tokens, by=3.0, dtype=torch.bfloat16)  # so short that many are equal
-    weights, chosen = plain.route(scores, top_k, renormalise)
+    top_k = by.top_k
+    correction = drawn(1, count, seed=5)[0] if corrected else None
+    weights, chosen = plain.route(scores, by, correction)
     counts = torch.zeros(count, dtype=torch.int32, device=device)
-    got = moe_route.route(scores.to(device), top_k, renormalise, counts, rows)
+    there = None if correction is None else correction.to(device)
+    got = moe_route.route(scores.to(device), by, counts, rows, there)
     assert torch.equal(got.chosen.cpu().long(), chosen)
     torch.testing.assert_close(got.weights.cpu(), weights, rtol=1e-5, atol=1e-7)
     if not rows:
@@ -42,7 +46,15 @@ def check_routes(device: str, tokens: int, count: int, top_k: int, rows: int, re
 
 
 def made_experts(
-    device: str, dtype: torch.dtype, kind: str, count: int, d: int, inner: int, top_k: int, renormalise: bool = True
+    device: str,
+    dtype: torch.dtype,
+    kind: str,
+    count: int,
+    d: int,
+    inner: int,
+    top_k: int,
+    renormalise: bool = True,
+    correction: Tensor | None = None,
 ) -> tuple[Experts, Tensor, Tensor]:
     """Experts, and what both stacks are worth in fp64."""
     pairs = [
@@ -50,7 +62,10 @@ def made_experts(
     ]
     (gate_up, first), (down, second) = pairs
     clamp = (1.702, 1.5) if kind == "four" else None  # so low that some are cut
-    return Experts(gate_up, down, top_k, renormalise, dtype, clamp), first, second
+    routing = Routing(top_k=top_k, renormalise=renormalise)
+    if correction is not None:
+        routing = replace(routing, sigmoid=True, scale=2.5)
+    return Experts(gate_up, down, routing, dtype, clamp, correction), first, second
 
 
 def _matrix(
@@ -117,7 +132,7 @@ def _from_four(octets: Tensor, scale: Tensor) -> Tensor:
 
 def naive(x: Tensor, scores: Tensor, of: Experts, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The answer in fp64, and the size of what was added up to it."""
-    weights, chosen = plain.route(scores, of.top_k, of.renormalise)
+    weights, chosen = plain.route(scores, of.routing, None if of.correction is None else of.correction.cpu())
     out, size = (torch.zeros(x.shape, dtype=torch.float64) for _ in range(2))
     for expert in chosen.unique().tolist():
         token, place = (chosen == expert).nonzero(as_tuple=True)
@@ -140,10 +155,11 @@ def _bias(matrix: ExpertMatrix, expert: int) -> Tensor | float:
 
 def check_experts(
     device: str, dtype: torch.dtype, kind: str, tokens: int, count: int, d: int, inner: int, top_k: int,
-    plan: moe.Plan | None = None, scores: Tensor | None = None,
+    plan: moe.Plan | None = None, scores: Tensor | None = None, corrected: bool = False,
 ) -> None:  # fmt: skip
     """The kernels' answer, and plain torch's, against fp64."""
-    of, gate_up, down = made_experts(device, dtype, kind, count, d, inner, top_k)
+    correction = drawn(1, count, seed=5)[0].to(device) if corrected else None
+    of, gate_up, down = made_experts(device, dtype, kind, count, d, inner, top_k, correction=correction)
     x = drawn(tokens, d, seed=7, dtype=dtype)
     scores = drawn(tokens, count, seed=8, by=2.0, dtype=dtype) if scores is None else scores
     wanted, size = naive(x, scores, of, gate_up, down)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3, spread
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
+from penstock.kernels.routing import Routing
 
 FOURS = 32  # the same of numbers in four bits
 E2M1 = (
@@ -111,16 +112,21 @@ class ExpertMatrix:
 class Experts:
     """The experts of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and who is sent to them.
 
-    top_k: experts a token.   renormalise: whether a token's weights over its experts add up to 1.   clamp: (a, most):
-    the middle is g * sigmoid(a * g) * (u + 1) with g at most `most` and u within it (gpt-oss); None: silu(g) * u.
+    clamp: (a, most): the middle is g * sigmoid(a * g) * (u + 1) with g at most `most` and u within it (gpt-oss); None:
+    silu(g) * u.   correction: [E] float32, added to what experts are worth where they are chosen, and to no weight.
     """
 
     gate_up: ExpertMatrix
     down: ExpertMatrix
-    top_k: int
-    renormalise: bool
+    routing: Routing
     dtype: torch.dtype  # of the model's rows
     clamp: tuple[float, float] | None = None
+    correction: Tensor | None = None
+
+    @property
+    def top_k(self) -> int:
+        """Experts a token."""
+        return self.routing.top_k
 
     @property
     def shape(self) -> tuple[int, int, int]:

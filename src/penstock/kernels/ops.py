@@ -151,8 +151,8 @@ class Ops:
     # x [T, F], gate [T, F], whose rows may stand apart, form -> x * sigmoid(gate), rounded once
     sigmoid_mul: Callable[[Tensor, Tensor, Form], Rows]
     prepare_experts: Callable[[Experts], Any]  # a layer's experts -> what `experts` takes; once, at load
-    # x [T, d], the router's scores [T, E], prepared experts -> [T, d]: each token through the k that it scores highest
-    # (of equals the lower number), by the softmax of those scores over all experts, added up in float32
+    # x [T, d], the router's scores [T, E], prepared experts -> [T, d]: each token through the k that the routing
+    # chooses (of equals the lower number), by the weights that it gives them, added up in float32
     experts: Callable[[Tensor, Tensor, Any], Tensor]
     attention: Attention
     short_conv: GatedConvolution

@@ -6,7 +6,7 @@ no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,13 +17,14 @@ from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.expert_matrix import FOURS
 from penstock.kernels.inputs import TILE, AttentionKind, VocabularyPart
 from penstock.kernels.layer_kv import KvForm
+from penstock.kernels.routing import Routing
 from penstock.kernels.state_forms import RecurrentForm, StatePart
 from penstock.layers.attention import Attention
 from penstock.layers.delta_net import MATRIX, GatedDeltaNet
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Activation, Mlp
-from penstock.layers.moe import Moe, Stacked
+from penstock.layers.moe import Moe, SharedExpert, Stacked
 from penstock.layers.norm import Norm, WholeNorms
 from penstock.layers.rope import rope_table, rotated
 from penstock.layers.rope_config import RopeConfig
@@ -112,11 +113,17 @@ class Maker:
         cut = [Part(name, (out, into), 0, *share(pieces, name, repeats=True)) for name, out, pieces in parts]
         return self._linear(cut if fused is None else [Part.of_fused(fused, cut)], bias)
 
-    def row_linear(self, name: str, out: int, into: int, pieces: int, *, bias: bool = False) -> Linear:
-        """A matrix whose inputs are divided among ranks, which add up their answers."""
+    def row_linear(
+        self, name: str, out: int, into: int, pieces: int, *, bias: bool = False, in_parts: bool = False
+    ) -> Linear:
+        """A matrix whose inputs are divided among ranks, which add up their answers. in_parts: somebody else adds them,
+        and with them the bias, of which each has its part."""
         if self.layout.size == 1:
             return self.linear(name, out, into, bias=bias)
-        return self._linear([Part(name, (out, into), 1, *self.layout.share(pieces, name))], bias, summed=self.layout)
+        part, ranks = Part(name, (out, into), 1, *self.layout.share(pieces, name)), self.layout.size
+        if in_parts:
+            return self._linear([part], bias, of_bias=lambda whole: whole / ranks)
+        return self._linear([part], bias, summed=self.layout)
 
     def attention(
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
@@ -162,12 +169,14 @@ class Maker:
     def mlp(
         self, at: str, hidden: int, middle: int, *, activation: Activation = "silu", bias: bool = False,
         fused: bool = False, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        in_parts: bool = False,
     ) -> Mlp:  # fmt: skip
-        """at: the name before the `names` of gate, up and down (fused: before `.gate_up_proj`)."""
+        """at: the name before the `names` of gate, up and down (fused: before `.gate_up_proj`).   in_parts: of several
+        ranks each gives its part of the answer, and somebody else adds them."""
         *first, down = (f"{at}.{name}" for name in names)
         both = f"{at}.gate_up_proj" if fused else None
         gate_up = self.column_linear([(name, middle, middle) for name in first], hidden, bias=bias, fused=both)
-        return Mlp(gate_up, self.row_linear(down, hidden, middle, middle, bias=bias), activation)
+        return Mlp(gate_up, self.row_linear(down, hidden, middle, middle, bias=bias, in_parts=in_parts), activation)
 
     def short_conv(self, at: str, channels: int, taps: int, *, bias: bool = False) -> ShortConv:
         """at: the name before `.in_proj`, `.conv` and `.out_proj`. Ranks share the channels."""
@@ -224,11 +233,11 @@ class Maker:
         )
 
     def moe(
-        self, at: str, hidden: int, middle: int, experts: int, top_k: int, *, renormalise: bool,
-        names: tuple[str, str, str] | None = None,
+        self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, router: str = "gate",
+        names: tuple[str, str, str] | None = None, correction: Part | None = None, shared: SharedExpert | None = None,
     ) -> Moe:  # fmt: skip
-        """at: the name before `.gate` (the router's) and `.experts`, of each of which every rank has a share.
-        names: of an expert's gate, up and down, where they aren't an MLP's."""
+        """at: the name before `router`'s and `.experts`, of each of which every rank has a share.   names: of an
+        expert's gate, up and down, where they aren't an MLP's.   correction: the tensor of `Experts.correction`."""
         gate, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
         each = [f"{at}.experts.{number}" for number in range(experts)]
         shares, share = self.layout.share(middle, f"the inner size of {at}.experts")
@@ -236,17 +245,29 @@ class Maker:
         gate_up = [Part(name, (middle, hidden), 0, shares, share) for name in both]
         down = [Part(f"{name}.{down_of}", (hidden, middle), 1, shares, share) for name in each]
         return Moe(
-            self.linear(f"{at}.gate", experts, hidden),
+            self.linear(f"{at}.{router}", experts, hidden),
             self._stacked(gate_up, experts),
             self._stacked(down, experts),
-            top_k,
-            renormalise,
+            routing,
             None if self.layout.size == 1 else self.layout,
+            correction=None
+            if correction is None
+            else Weight([correction], torch.float32, self.device, shape=(experts,)),
+            shared=shared,
         )
 
+    def shared_expert(
+        self, at: str, hidden: int, middle: int, *, gate: str | None = None, bias: bool = False
+    ) -> SharedExpert:
+        """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`.   gate: the product whose sigmoid multiplies
+        the answer, None: it has none."""
+        mlp = self.mlp(at, hidden, middle, bias=bias, in_parts=True)
+        return SharedExpert(mlp, None if gate is None else self.linear(gate, 1, hidden))
+
     def whole_moe(
-        self, at: str, hidden: int, middle: int, experts: int, top_k: int, *, clamp: tuple[float, float], four: bool
-    ) -> Moe:
+        self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, clamp: tuple[float, float],
+        four: bool,
+    ) -> Moe:  # fmt: skip
         """Makes experts that a checkpoint has in one tensor, with biases. at: the name before `.router` and `.experts`.
         four: their numbers are in four bits."""
         name = f"{at}.experts"
@@ -260,7 +281,7 @@ class Maker:
         sizes = (name, experts, middle, hidden, cut, self.dtype, self.device)
         router = self.linear(f"{at}.router", experts, hidden, bias=True)
         summed = None if self.layout.size == 1 else self.layout
-        return Moe(router, gate_up_of(*sizes, four=four), down_of(*sizes, four=four), top_k, True, summed, clamp)
+        return Moe(router, gate_up_of(*sizes, four=four), down_of(*sizes, four=four), routing, summed, clamp)
 
     def _sinks(self, at: str, heads: int) -> Weight:
         part = Part(f"{at}.sinks", (heads,), 0, *self.layout.share(heads, f"heads of {at}"))
@@ -293,7 +314,10 @@ class Maker:
             self.rope_tables[rope, width] = rope_table(rope, width, self.positions, self.device)
         return list(self.rope_tables).index((rope, width))
 
-    def _linear(self, parts: list[Part], bias: bool, summed: Layout | None = None) -> Linear:
+    def _linear(
+        self, parts: list[Part], bias: bool, summed: Layout | None = None,
+        of_bias: Callable[[Tensor], Tensor] | None = None,
+    ) -> Linear:  # fmt: skip
         scheme = self._scheme(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None
@@ -302,7 +326,7 @@ class Maker:
                 p.over(f"{p.name}.bias", p.shape[:1]) if p.cut == 0 else Part(f"{p.name}.bias", p.shape[:1])
                 for p in parts
             ]
-            added = Weight(rows, self.dtype, self.device)
+            added = Weight(rows, self.dtype, self.device, transform=of_bias)
         return Linear(loaded, added, scheme=scheme, summed=summed)
 
     def _scheme(self, parts: list[Part]) -> Scheme:

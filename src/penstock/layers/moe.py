@@ -1,4 +1,5 @@
-"""Moe: a router and experts, each token through a few of them. Same manners as an Mlp.
+"""Moe: a router and experts, each token through a few of them, and perhaps one expert that all go through. Same manners
+as an Mlp.
 
 Experts lie stacked, `[experts, out, in]`, so that one operation serves them all.
 """
@@ -14,7 +15,9 @@ from torch import Tensor
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
+from penstock.kernels.routing import Routing
 from penstock.layers.linear import Linear
+from penstock.layers.mlp import Mlp
 from penstock.parallel.layout import Layout
 from penstock.quant.scheme import ForExperts
 from penstock.quant.weight import Weight
@@ -44,16 +47,41 @@ class Stacked:
 
 
 @dataclass(slots=True)
+class SharedExpert:
+    """An MLP that every token goes through beside its experts (DeepSeekMoE, arXiv:2401.06066), its answer multiplied by
+    the sigmoid of a gate's where it has one (Qwen2-MoE)."""
+
+    mlp: Mlp  # on several ranks it gives this one's part of the sum
+    gate: Linear | None = None  # [1, d]
+
+    def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
+        """Adds the answer for x `[T, d]` to out `[T, d]` -> out."""
+        made = self.mlp(ops, x)
+        return out.add_(made) if self.gate is None else out.addcmul_(made, self.gate(ops, x).sigmoid_())
+
+    def weights(self) -> Iterator[Weight]:
+        yield from self.mlp.weights()
+        if self.gate is not None:
+            yield from self.gate.weights()
+
+    def prepare(self, ops: Ops) -> None:
+        self.mlp.prepare(ops)
+        if self.gate is not None:
+            self.gate.prepare(ops)
+
+
+@dataclass(slots=True)
 class Moe:
-    """Mixture of experts with top-k routing over a softmax (Mixtral, arXiv:2401.04088)."""
+    """Mixture of experts with top-k routing (Mixtral, arXiv:2401.04088)."""
 
     router: Linear  # [experts, d]
     gate_up: ExpertWeights  # [2 * intermediate, d]: an expert's gate, then its up
     down: ExpertWeights  # [d, intermediate]
-    top_k: int
-    renormalise: bool  # whether a token's weights over its experts add up to 1
+    routing: Routing
     summed: Layout | None = None  # whose ranks have a share of every expert, and add their answers
     clamp: tuple[float, float] | None = None  # of the gate: kernels.expert_matrix.Experts
+    correction: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
+    shared: SharedExpert | None = None
     prepared: Any = field(default=None, init=False)
 
     reader: None = None  # router and experts read x
@@ -62,19 +90,29 @@ class Moe:
         """x `[T, d]` -> `[T, d]`."""
         x = wide(x)
         out = ops.experts(x, self.router(ops, x), self.prepared)
+        if self.shared is not None:
+            out = self.shared.add_to(out, ops, x)
         return out if self.summed is None else self.summed.all_reduce(out)
 
     def matrices(self) -> Iterator[Linear]:
-        yield from ()  # the router stays as the checkpoint has it
+        if self.shared is not None:  # the router stays as the checkpoint has it, and so does the shared expert's gate
+            yield from self.shared.mlp.matrices()
 
     def weights(self) -> Iterator[Weight]:
         yield from self.router.weights()
+        if self.correction is not None:
+            yield self.correction
         yield from self.gate_up.loaded.values()
         yield from self.down.loaded.values()
+        if self.shared is not None:
+            yield from self.shared.weights()
 
     def prepare(self, ops: Ops) -> None:
         self.router.prepare(ops)
-        of = Experts(self.gate_up.take(), self.down.take(), self.top_k, self.renormalise, ops.dtype, self.clamp)
+        if self.shared is not None:
+            self.shared.prepare(ops)
+        correction = None if self.correction is None else self.correction.value
+        of = Experts(self.gate_up.take(), self.down.take(), self.routing, ops.dtype, self.clamp, correction)
         self.prepared = ops.prepare_experts(of)
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from penstock.kernels.routing import Routing
 from penstock.models.dense import DenseConfig, build_dense
 from penstock.models.keys import Keys
 
@@ -18,24 +19,25 @@ MOST_EXPERTS = 2**14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig(DenseConfig):
-    """expert_layers: those that have experts.   renormalise: a token's weights over its experts add up to 1."""
+    """expert_layers: those that have experts."""
 
     experts: int
-    experts_a_token: int
+    routing: Routing
     expert_size: int
-    renormalise: bool
     expert_layers: frozenset[int]
 
 
-def read_experts(keys: Keys, count: int, each: int, *, low: int = 1) -> dict[str, Any]:
-    """Reads how many experts a layer has, under both names, and a token. count, each: where the file doesn't say."""
-    names = ("num_local_experts", "num_experts")
+def read_experts(
+    keys: Keys, count: int, each: int, *, low: int = 1,
+    names: tuple[str, ...] = ("num_local_experts", "num_experts"), per_token: str = "num_experts_per_tok",
+) -> tuple[int, int]:  # fmt: skip
+    """Reads how many experts a layer has, under any of `names`, and a token. count, each: where nothing says."""
     given = keys.same(**{name: keys.count(name, None, low=low, high=MOST_EXPERTS) for name in names})
     experts = count if given is None else given
-    each = keys.count("num_experts_per_tok", each)
+    each = keys.count(per_token, each)
     if experts and each > experts:
-        raise keys.fail(f"num_experts_per_tok ({each}) is above num_experts ({experts})")
-    return {"experts": experts, "experts_a_token": each}
+        raise keys.fail(f"{per_token} ({each}) is above {names[-1]} ({experts})")
+    return experts, each
 
 
 def build_moe(config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None) -> Decoder:
@@ -46,7 +48,6 @@ def build_moe(config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[st
         if layer not in c.expert_layers:
             return make.mlp(at, c.hidden_size, c.intermediate_size)
         at = f"{at.removesuffix('mlp')}{part}"
-        size, count, each = c.expert_size, c.experts, c.experts_a_token
-        return make.moe(at, c.hidden_size, size, count, each, renormalise=c.renormalise, names=names)
+        return make.moe(at, c.hidden_size, c.expert_size, c.experts, c.routing, names=names)
 
     return build_dense(c, make, feed_forward)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.kernels.routing import Routing
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_layer_types
 from penstock.models.experts import read_experts
 from penstock.models.keys import Keys
@@ -27,7 +28,7 @@ class GptOssConfig(DenseConfig):
     """clamp: (slope, most) of the experts' gate: kernels.expert_matrix.Experts."""
 
     experts: int
-    experts_a_token: int
+    routing: Routing
     clamp: tuple[float, float]
 
 
@@ -37,7 +38,7 @@ def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
     each = keys.same(**{name: keys.count(name, None) for name in ("num_experts_per_tok", "experts_per_token")})
     need_rope(keys)
     fields = read_dense(keys, named, head_dim=64, eps=1e-5, rope_of=partial(read_rope, theta=THETA))
-    fields |= read_experts(keys, 128, each or 4)
+    experts, each = read_experts(keys, 128, each or 4)
     window = given_window(keys, 128)
     types = read_layer_types(keys, fields["num_layers"], lambda layer: layer % 2 == 0)
     bias = keys.flag("attention_bias", True)
@@ -51,6 +52,8 @@ def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
         o_bias=bias,
         wide_norms=True,
         sinks=True,
+        experts=experts,
+        routing=Routing(top_k=each, renormalise=True),
         clamp=clamp,
     )
 
@@ -61,8 +64,6 @@ def build(config: GptOssConfig, make: Maker) -> Decoder:
     four = stored is not None and stored.method == "mxfp4"
 
     def feed_forward(layer: int, at: str) -> FeedForward:
-        return make.whole_moe(
-            at, c.hidden_size, c.intermediate_size, c.experts, c.experts_a_token, clamp=c.clamp, four=four
-        )
+        return make.whole_moe(at, c.hidden_size, c.intermediate_size, c.experts, c.routing, clamp=c.clamp, four=four)
 
     return build_dense(c, make, feed_forward)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from penstock.kernels.routing import Routing
 from penstock.models.dense import given_window, read_dense
 from penstock.models.experts import MoeConfig, build_moe, read_experts
 from penstock.models.keys import Keys
@@ -19,12 +20,13 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     """Reads config.json."""
     rope_of = partial(read_rope, theta=THETA)
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=rope_of)
-    fields |= read_experts(keys, 8, 2)
+    experts, each = read_experts(keys, 8, 2)
     layers = fields["num_layers"]
     return MoeConfig(
         **fields,
         windows=(given_window(keys, None),) * layers,
         expert_size=fields["intermediate_size"],
-        renormalise=True,
+        experts=experts,
+        routing=Routing(top_k=each, renormalise=True),
         expert_layers=frozenset(range(layers)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.kernels.routing import Routing
 from penstock.models.dense import read_dense
 from penstock.models.experts import MoeConfig, build_moe, read_experts
 from penstock.models.keys import Keys
@@ -14,7 +15,8 @@ build = build_moe
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     """Reads config.json."""
-    fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5) | read_experts(keys, 64, 8)
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5)
+    experts, each = read_experts(keys, 64, 8)
     layers, bias = fields["num_layers"], keys.flag("attention_bias")
     return MoeConfig(
         **fields,
@@ -24,6 +26,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         whole_qk_norm=True,
         clip_qkv=keys.positive("clip_qkv", None),
         expert_size=fields["intermediate_size"],
-        renormalise=keys.flag("norm_topk_prob"),
+        experts=experts,
+        routing=Routing(top_k=each, renormalise=keys.flag("norm_topk_prob")),
         expert_layers=frozenset(range(layers)),
     )

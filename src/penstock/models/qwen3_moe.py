@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.kernels.routing import Routing
 from penstock.models.dense import given_window, read_dense
 from penstock.models.experts import MoeConfig, build_moe, read_experts
 from penstock.models.keys import MOST, Keys
@@ -14,7 +15,8 @@ build = build_moe
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     """Reads config.json."""
-    fields = read_dense(keys, named, head_dim=128) | read_experts(keys, 128, 8, low=0)
+    fields = read_dense(keys, named, head_dim=128)
+    experts, each = read_experts(keys, 128, 8, low=0)
     layers = fields["num_layers"]
     bias, window = keys.flag("attention_bias"), given_window(keys, 4096)
     if not keys.flag("use_sliding_window"):  # else all layers have it: unlike Qwen3 it knows no max_window_layers
@@ -25,7 +27,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     step, alone = keys.count("decoder_sparse_step", 1), keys.take("mlp_only_layers", [])
     if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
         raise keys.fail(f"mlp_only_layers must be a list of layers, not {alone!r}")
-    sparse = (n for n in range(layers) if fields["experts"] and n not in alone and (n + 1) % step == 0)
+    sparse = (n for n in range(layers) if experts and n not in alone and (n + 1) % step == 0)
     return MoeConfig(
         **fields,
         windows=(window,) * layers,
@@ -33,6 +35,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         o_bias=bias,
         qk_norm=True,
         expert_size=keys.count("moe_intermediate_size", 768, high=MOST),
-        renormalise=keys.flag("norm_topk_prob"),
+        experts=experts,
+        routing=Routing(top_k=each, renormalise=keys.flag("norm_topk_prob")),
         expert_layers=frozenset(sparse),
     )

@@ -15,16 +15,18 @@ from penstock.quant.write_compressed import MadeKind
 
 SchemeOf = Callable[[str], Scheme]  # a matrix's name in the checkpoint, without `.weight` -> how it lies there
 
+ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")  # the last weighs one expert
+RATES = (".in_proj_a", ".in_proj_b", ".in_proj_ba")  # of a gated delta rule: a head's decay and rate
 MADE: dict[MadeKind, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4)}
 
 
 def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> MadeKind | None:
-    """Returns what a wide checkpoint's matrix becomes at load; None: it stays as it is. The router of experts, which is
-    small and decides much, stays; so does the head, whose errors nothing evens out, but beside integers, where it is of
+    """Returns what a wide checkpoint's matrix becomes at load; None: it stays as it is. The router of experts and
+    the rates of a recurrent state, which are small and decide much, stay; so does the head, whose errors nothing evens out, but beside integers, where it is of
     eight bits: a third of what a small model reads for a row, which costs little (on 24 of the demo's problems KL to
     float32 is 3.6e-4 with such a head and 3.4e-4 without; bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2).
     fp8_head: beside fp8 it is made fp8 too."""
-    if name.endswith((".gate", ".router")):
+    if name.endswith(ROUTERS + RATES):
         return None
     if name == "lm_head":
         return "int8" if quantization != "fp8" else "fp8" if fp8_head else None

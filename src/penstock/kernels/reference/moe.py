@@ -7,18 +7,36 @@ from torch import Tensor
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.reference.activation import silu_mul
+from penstock.kernels.routing import Routing
 
 
-def route(scores: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """scores [T, E] -> the softmax of the k best [T, k] float32, and which experts those are [T, k] int64: the best
-    first, of equals the one with the lower number.
+def route(scores: Tensor, by: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """scores [T, E] -> the weights of the k chosen [T, k] float32, and which experts those are [T, k] int64: the best
+    first, of equals the one with the lower number. correction: `Experts.correction`."""
+    scores = scores.float()
+    worth = torch.sigmoid(scores) if by.sigmoid else torch.softmax(scores, -1)
+    plain = correction is None and by.groups == 1  # then scores say it, that no rounding has made equal
+    choice = scores if plain else worth if correction is None else worth + correction
+    if by.groups > 1:
+        choice = _in_groups(choice, by)
+    experts = _best(choice, by.top_k)
+    weights = worth.gather(1, experts)
+    if by.renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True).clamp(min=by.least) + by.added)
+    return weights * by.scale, experts
 
-    renormalise: a token's k weights add up to 1.
-    """
-    weights = torch.softmax(scores.float(), -1)
-    experts = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-    weights = weights.gather(1, experts)
-    return (weights / weights.sum(-1, keepdim=True) if renormalise else weights), experts
+
+def _in_groups(choice: Tensor, by: Routing) -> Tensor:
+    """choice [T, E] -> the same, -inf where an expert's group is not among the kept."""
+    grouped = choice.unflatten(1, (by.groups, -1))
+    kept = _best(grouped.topk(2, dim=-1).values.sum(-1), by.kept_groups)
+    out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, kept, False)
+    return grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
+
+
+def _best(values: Tensor, count: int) -> Tensor:
+    """Returns where the largest of each row stand: the largest first, of equals the first."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def prepare_experts(experts: Experts) -> Experts:
@@ -32,7 +50,7 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
     Sums are float32. On a GPU every expert takes every token, and where one wasn't chosen its weight is 0: nothing is
     asked of the device, so that a step can be captured.
     """
-    weights, chosen = route(scores, of.top_k, of.renormalise)
+    weights, chosen = route(scores, of.routing, of.correction)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(of.shape[0]):
         mine = torch.where(chosen == expert, weights, 0.0).sum(-1)

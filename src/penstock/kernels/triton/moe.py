@@ -297,10 +297,11 @@ def experts(x: Tensor, scores: Tensor, prepared: PreparedExperts, plan: Plan | N
     if not tokens:
         return out
     if tokens == 1 and plan is None and takes_one(of):
-        return one_token(x, route(scores, of.top_k, of.renormalise, prepared.counts, 0), of)
+        return one_token(x, route(scores, of.routing, prepared.counts, 0, of.correction), of)
     plan = plan or plan_of(tokens, of)
     rows = _in_form(x, plan.gate_up.form)
-    routes = route(scores, of.top_k, of.renormalise, prepared.counts, plan.gate_up.rows if plan.sorted else 0)
+    in_tiles = plan.gate_up.rows if plan.sorted else 0
+    routes = route(scores, of.routing, prepared.counts, in_tiles, of.correction)
     middle = _gate_up(rows, of, routes, plan)
     made = torch.empty((tokens * of.top_k, d), dtype=x.dtype, device=x.device)
     _launch(middle, of.down, made, None, of, routes, plan.down, plan.gate_up.outputs, plan.sorted)

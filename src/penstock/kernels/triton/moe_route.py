@@ -1,7 +1,7 @@
 """Which experts tokens go to, and where their rows stand when sorted by expert; all on the device, at sizes that the
 number of tokens alone decides, so that a step can be captured.
 
-    _route   a program a token: the k best of its scores, their weights, and which-th row of each expert it is
+    _route   a program a token: the k that its Routing chooses, their weights, and which-th row of each expert it is
     _place   pairs (token, choice) to slots, an expert's side by side; slots to tiles of so many rows of one expert
 
 Which slot of its expert's a pair gets is decided by who comes first; a row's numbers don't depend on it. Of few tokens
@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.routing import Routing
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
@@ -24,28 +25,66 @@ PLACED = 64  # pairs, and tiles, of a program of _place
 
 
 @triton.jit
+def _worth(score, most, total, SIGMOID: tl.constexpr):
+    """Scores -> what experts are worth: their sigmoid, or the softmax of them all, whose largest and sum these are."""
+    return 1.0 / (1.0 + tl.exp(-score)) if SIGMOID else tl.exp(score - most) / total
+
+
+@triton.jit
+def _in_groups(left, GROUPS: tl.constexpr, KEPT: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr):
+    """left [LANES * EACH], EACH of a group's lanes side by side -> -inf where its two best add up to too little."""
+    grid, lane, group = tl.reshape(left, (LANES, EACH)), tl.arange(0, EACH), tl.arange(0, LANES)
+    first, at = tl.max(grid, 1, return_indices=True)
+    second = tl.max(tl.where(lane[None, :] == at[:, None], float("-inf"), grid), 1)
+    both = tl.where(group < GROUPS, first + second, float("-inf"))
+    kept = group < 0
+    for _ in tl.static_range(KEPT):
+        best = tl.argmax(both, 0)
+        kept = kept | (group == best)
+        both = tl.where(group == best, float("-inf"), both)
+    return tl.reshape(tl.where(kept[:, None], grid, float("-inf")), (LANES * EACH,))
+
+
+@triton.jit
 def _route(
-    scores, weights, chosen, ranks, counts, experts, stride, K: tl.constexpr, PLACES: tl.constexpr, LANES: tl.constexpr,
-    RENORMALISED: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr,
+    scores, correction, weights, chosen, ranks, counts, experts, stride, least, added, scale, K: tl.constexpr,
+    PLACES: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_LANES: tl.constexpr, LANES: tl.constexpr,
+    SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, RENORMALISED: tl.constexpr, COUNTED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    """GROUP_LANES: GROUPS, up to a power of two; each stands in LANES / GROUP_LANES lanes side by side."""
     wait(EARLY)
     release(EARLY)
     row = tl.program_id(0).to(tl.int64)
     lane, place = tl.arange(0, LANES), tl.arange(0, PLACES)
-    left = tl.load(scores + row * stride + lane, mask=lane < experts, other=float("-inf")).to(tl.float32)
-    most = tl.max(left, 0)
-    total = tl.sum(tl.exp(left - most), 0)
-    best, which = tl.zeros((PLACES,), tl.float32), tl.zeros((PLACES,), tl.int32)
+    EACH: tl.constexpr = LANES // GROUP_LANES  # lanes of a group
+    size = experts // GROUPS
+    expert = lane // EACH * size + lane % EACH
+    there = (lane % EACH < size) & (expert < experts)
+    score = tl.load(scores + row * stride + expert, mask=there, other=float("-inf")).to(tl.float32)
+    most = tl.max(score, 0)
+    total = 1.0 if SIGMOID else tl.sum(tl.exp(score - most), 0)
+    left = score
+    if CORRECTED or GROUPS > 1:
+        left = _worth(score, most, total, SIGMOID)
+        if CORRECTED:
+            left += tl.load(correction + expert, mask=there, other=0.0)
+        left = tl.where(there, left, float("-inf"))
+    if GROUPS > 1:
+        left = _in_groups(left, GROUPS, KEPT, GROUP_LANES, EACH)
+    which = tl.zeros((PLACES,), tl.int32)
     for j in tl.static_range(K):
-        value, at = tl.max(left, 0, return_indices=True)
-        best = tl.where(place == j, tl.exp(value - most), best)
+        at = tl.argmax(left, 0)
         which = tl.where(place == j, at, which)
         left = tl.where(lane == at, float("-inf"), left)
-    which = tl.minimum(which, experts - 1)  # of scores that are no numbers
+    which = tl.minimum(which // EACH * size + which % EACH, experts - 1)  # the last, of scores that are no numbers
+    real = place < K
+    best = tl.load(scores + row * stride + which, mask=real, other=float("-inf")).to(tl.float32)
+    best = tl.where(real, _worth(best, most, total, SIGMOID), 0.0)
     if RENORMALISED:
-        total = tl.sum(best, 0)
+        best = best / (tl.maximum(tl.sum(best, 0), least) + added)
     at = row * K + place
-    tl.store(weights + at, best / total, mask=place < K)
+    tl.store(weights + at, best * scale, mask=real)
     tl.store(chosen + at, which, mask=place < K)
     if COUNTED:
         tl.store(ranks + at, tl.atomic_add(counts + which, 1, mask=place < K, sem="relaxed"), mask=place < K)
@@ -91,17 +130,20 @@ class Routes:
     tiles: Tensor | None = None  # [count, 3] int32: expert, first slot, rows
 
 
-def route(scores: Tensor, top_k: int, renormalise: bool, counts: Tensor, rows: int) -> Routes:
+def route(scores: Tensor, by: Routing, counts: Tensor, rows: int, correction: Tensor | None = None) -> Routes:
     """scores [T, E] -> routes in tiles of at most so many rows. 0: a tile a pair. counts [E] int32: zeros, and left as
-    how many rows each expert has where there are tiles."""
-    (tokens, experts), device = scores.shape, scores.device
+    how many rows each expert has where there are tiles. correction [E]: `Experts.correction`."""
+    (tokens, experts), device, top_k = scores.shape, scores.device, by.top_k
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
     chosen, ranks = (torch.empty((tokens, top_k), dtype=torch.int32, device=device) for _ in range(2))
-    early, lanes = early_of(device, tokens), next_power_of_2(experts)
+    early, lanes, groups = early_of(device, tokens), next_power_of_2(experts), next_power_of_2(by.groups)
+    in_groups = groups * next_power_of_2(experts // by.groups)
     _route[(tokens,)](
-        scores, weights, chosen, ranks, counts, experts, scores.stride(0), K=top_k,
-        PLACES=next_power_of_2(top_k), LANES=lanes, RENORMALISED=renormalise, COUNTED=rows > 0, EARLY=early,
-        num_warps=1 if lanes <= 128 else 4, launch_pdl=bool(early),
+        scores, scores if correction is None else correction, weights, chosen, ranks, counts, experts,
+        scores.stride(0), by.least, by.added, by.scale, K=top_k, PLACES=next_power_of_2(top_k), GROUPS=by.groups,
+        KEPT=by.kept_groups, GROUP_LANES=groups, LANES=in_groups, SIGMOID=by.sigmoid,
+        CORRECTED=correction is not None, RENORMALISED=by.renormalise, COUNTED=rows > 0, EARLY=early,
+        num_warps=1 if in_groups <= 128 else 4, launch_pdl=bool(early),
     )  # fmt: skip
     in_all = tokens * top_k
     if not rows:

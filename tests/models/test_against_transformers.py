@@ -75,6 +75,7 @@ QWEN3_5 = {
     "linear_value_head_dim": 32, "full_attention_interval": 2, "rope_parameters":
     {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
 }  # fmt: skip
+SHARED = {"shared_expert_intermediate_size": 24, "head_dim": 32, "norm_topk_prob": True}
 DELTA_LAST = ["full_attention", "linear_attention", "linear_attention"]
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
@@ -158,6 +159,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5Text", QWEN3_5 | {"linear_num_key_heads": 1, "linear_value_head_dim": 24, "layer_types": DELTA_LAST}
         | {"attention_bias": True, "tie_word_embeddings": True, "linear_conv_kernel_dim": 3},
     ),
+    "qwen3-5-moe": ("Qwen3_5MoeText", QWEN3_5 | MOE | SHARED),
+    "qwen3-next": ("Qwen3Next", QWEN3_5 | MOE | SHARED | {"norm_topk_prob": False, "linear_key_head_dim": 24}),
+    "qwen3-next-some-layers": (
+        "Qwen3Next", QWEN3_5 | MOE | SHARED | {"mlp_only_layers": [0], "layer_types": DELTA_LAST, "head_dim": 64},
+    ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip
@@ -174,7 +180,7 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
     for parameter_name, parameter in model.named_parameters():
         spread = 0.2 if parameter.dim() > 1 else 0.5
         gemma = kind.startswith("Gemma")
-        one_plus = gemma or (kind.startswith("Qwen3_5") and "linear_attn" not in parameter_name)
+        one_plus = gemma or (kind.startswith(("Qwen3_5", "Qwen3Next")) and "linear_attn" not in parameter_name)
         centre = 1.0 if "norm" in parameter_name and not one_plus else 0.0  # where the norm is w, and 1 + w counts
         if "embed_tokens" in parameter_name and gemma:
             spread = 0.02  # tied, and multiplied by 8: else each token is its own successor
@@ -313,3 +319,37 @@ def test_the_text_of_a_multimodal_checkpoint(
     _assert_close(PagedCache(ours, 1, 9).step([], [(0, prompt)]), logits)
     assert "its vision part is left out" in capsys.readouterr().err
     assert ours.config.architecture == f"{kind.removesuffix('Text')}ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "stacked"),
+    [("Qwen3_5", "qwen3-5", False), ("Qwen3_5Moe", "qwen3-5-moe", False), ("Qwen3_5Moe", "qwen3-5-moe", True)],
+)
+def test_the_text_of_qwen3_5(
+    whole: str, text: str, stacked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its vision part and its layers that draft are left out aloud; a layer's experts may be one tensor."""
+    kind, changes = CASES[text]
+    inner = getattr(transformers, f"{kind}Config")(**(SMALL | changes))
+    seen = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = getattr(transformers, f"{whole}Config")(text_config=inner.to_dict(), vision_config=seen)
+    torch.manual_seed(1)
+    theirs = getattr(transformers, f"{whole}ForConditionalGeneration")(config).eval()
+    for name, parameter in theirs.named_parameters():  # experts are empty memory until they are loaded
+        torch.nn.init.normal_(parameter, 0.0, 0.2 if "experts" in name else 0.1)
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for layer in range(3 if stacked else 0):
+        at = f"model.language_model.layers.{layer}.mlp.experts"
+        each = [[tensors.pop(f"{at}.{n}.{matrix}_proj.weight") for n in range(6)] for matrix in ("gate", "up", "down")]
+        tensors[f"{at}.gate_up_proj"] = torch.stack([torch.cat(both) for both in zip(*each[:2], strict=True)])
+        tensors[f"{at}.down_proj"] = torch.stack(each[2])
+    tensors |= {"mtp.layers.0.input_layernorm.weight": torch.ones(64), "mtp.fc.weight": torch.ones(64, 128)}
+    save_file(tensors, path, metadata={"format": "pt"})
+    prompt = list(range(50, 120))
+    with torch.inference_mode():
+        logits = theirs(input_ids=torch.tensor([prompt])).logits[0]
+    _assert_close(PagedCache(_ours(tmp_path), 1, 9).step([], [(0, prompt)]), logits)
+    told = capsys.readouterr().err
+    assert "its vision part is left out" in told and "its layers that predict more tokens (mtp) are left out" in told

@@ -35,7 +35,7 @@ class GatedDeltaNet:
     norm: Weight  # [value_width]
     eps: float
     out: Linear  # [d, value_size]
-    orders: tuple[Tensor, Tensor] | None = None  # of the rows of `into` and `rates`, where a checkpoint has another
+    in_groups: bool = False  # a checkpoint has the rows of `into` and `rates` key head by key head
     small: DeltaWeights | None = field(default=None, init=False)
 
     kind: None = None  # it attends nothing
@@ -59,10 +59,18 @@ class GatedDeltaNet:
         yield from (self.into, self.rates, self.out)
 
     def prepare(self, ops: Ops) -> None:
-        if self.orders is not None:
-            self.into.reorder(self.orders[0])
-            self.rates.reorder(self.orders[1])
+        if self.in_groups:
+            h = self.heads
+            values = h.value_heads // h.key_heads
+            self.into.reorder(_by_kind(h.key_heads, (h.key_width, h.key_width, *(values * h.value_width,) * 2)))
+            self.rates.reorder(_by_kind(h.key_heads, (values, values)))
         for matrix in self.matrices():
             matrix.prepare(ops)
         taps, decay = self.taps.value.squeeze(1), -torch.exp(self.decay.value)
         self.small = DeltaWeights(taps, decay, self.step_bias.value, self.norm.value, self.eps)
+
+
+def _by_kind(groups: int, sizes: tuple[int, ...]) -> Tensor:
+    """Returns the order in which rows that come group by group, so many of each kind, come kind by kind."""
+    rows = torch.arange(groups * sum(sizes)).view(groups, -1)
+    return torch.cat([part.flatten() for part in torch.split(rows, list(sizes), dim=1)])

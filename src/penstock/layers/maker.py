@@ -193,10 +193,11 @@ class Maker:
         )
 
     def delta_net(
-        self, at: str, hidden: int, heads: DeltaHeads, taps: int, eps: float, state: torch.dtype
+        self, at: str, hidden: int, heads: DeltaHeads, taps: int, eps: float, state: torch.dtype, *, fused: bool = False
     ) -> GatedDeltaNet:
         """at: the name before `.in_proj_qkv`, `.in_proj_z`, `.in_proj_b`, `.in_proj_a`, `.conv1d`, `.A_log`,
-        `.dt_bias`, `.norm` and `.out_proj`.   heads: over all ranks.   state: the dtype of its matrices."""
+        `.dt_bias`, `.norm` and `.out_proj`.   heads: over all ranks.   state: the dtype of its matrices.   fused: the
+        checkpoint has `.in_proj_qkvz` and `.in_proj_ba` in their place, key head by key head."""
         whole = heads
         of_keys = self.layout.share(whole.key_heads, f"key heads of {at}")
         of_values = self.layout.share(whole.value_heads, f"value heads of {at}")
@@ -217,19 +218,29 @@ class Maker:
             StatePart(WINDOW, (taps, own.channels), self.dtype),
             StatePart(MATRIX, (own.value_heads, own.value_width, own.key_width), state),
         )
+
+        def of_groups(name: str, size: int) -> list[Part]:
+            return [Part(f"{at}.{name}", (size, hidden), 0, *of_keys)]
+
+        into = [mixed("in_proj_qkv", hidden), rows("in_proj_z", whole.value_size)]
+        rates = [rows(f"in_proj_{n}", whole.value_heads) for n in "ba"]
+        if fused:
+            into = of_groups("in_proj_qkvz", whole.channels + whole.value_size)
+            rates = of_groups("in_proj_ba", 2 * whole.value_heads)
         convolution = replace(mixed("conv1d", 1, taps), name=f"{at}.conv1d.weight")
         return GatedDeltaNet(
             at,
             RecurrentForm(keeps),
             own,
-            self._linear([mixed("in_proj_qkv", hidden), rows("in_proj_z", whole.value_size)], bias=False),
-            self._linear([rows(f"in_proj_{n}", whole.value_heads) for n in "ba"], bias=False),
+            self._linear(into, bias=False),
+            self._linear(rates, bias=False),
             Weight([convolution], self.dtype, self.device),
             by_head("A_log"),
             by_head("dt_bias"),
             Weight([Part(f"{at}.norm.weight", (whole.value_width,))], self.dtype, self.device),
             eps,
             self.row_linear(f"{at}.out_proj", hidden, whole.value_size, whole.value_heads),
+            fused,
         )
 
     def moe(

@@ -40,6 +40,14 @@ def read_experts(
     return experts, each
 
 
+def sparse_layers(keys: Keys, layers: int) -> frozenset[int]:
+    """Reads which layers have experts, as Qwen's configs say it: every so many, but for some."""
+    step, alone = keys.count("decoder_sparse_step", 1), keys.take("mlp_only_layers", [])
+    if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
+        raise keys.fail(f"mlp_only_layers must be a list of layers, not {alone!r}")
+    return frozenset(n for n in range(layers) if n not in alone and (n + 1) % step == 0)
+
+
 def build_moe(config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None) -> Decoder:
     """Makes the decoder. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down."""
     c = config

@@ -37,6 +37,7 @@ OTHERS = frozenset(
         "build_model",
         "catalog",
         "decoder",
+        "delta_hybrid",
         "dense",
         "experts",
         "families",

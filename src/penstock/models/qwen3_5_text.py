@@ -1,104 +1,25 @@
-"""Qwen3.5: three layers of gated delta rule to one of gated attention, all with norms by 1 + w."""
+"""Qwen3.5: three layers of gated delta rule to one of gated attention, an MLP in each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.kernels.delta_rule import DeltaHeads
-from penstock.models.dense import DenseConfig, listed_types, read_dense
+from penstock.models.delta_hybrid import DeltaConfig, build_hybrid, read_hybrid
 from penstock.models.keys import Keys
-from penstock.models.rope_keys import read_rope
 
 if TYPE_CHECKING:
-    from penstock.layers.block import Block
     from penstock.layers.maker import Maker
-    from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "Qwen3_5ForCausalLM"
-KINDS = ("linear_attention", "full_attention")
-MOST_HEADS, MOST_WIDTH, MOST_TAPS = 2**14, 256, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaConfig(DenseConfig):
-    """attends: whether each layer does.   delta: heads of the others.   taps: tokens that a convolution sees."""
-
-    attends: tuple[bool, ...]
-    delta: DeltaHeads
-    taps: int
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DeltaConfig:
     """Reads config.json."""
+    keys.past(mlp_only_layers=[])
     return DeltaConfig(**read_hybrid(keys, named))
-
-
-def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
-    """Reads the fields of DeltaConfig."""
-    rope_of = partial(read_rope, partial=0.25, of_images=True)
-    fields = read_dense(keys, named, head_dim=256, rope_of=rope_of)
-    layers = fields["num_layers"]
-    every, types = keys.count("full_attention_interval", 4), listed_types(keys, layers, KINDS)
-    if types is None:
-        types = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
-    bias = keys.flag("attention_bias")
-    keys.past(attn_output_gate=True, mamba_ssm_dtype="float32", mlp_only_layers=[])
-    for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
-        keys.take(name, None)  # drafts' layers, which are left out
-    return fields | {
-        "windows": (None,) * layers,
-        "qk_norm": True,
-        "qkv_bias": bias,
-        "o_bias": bias,
-        "attends": tuple(kind == "full_attention" for kind in types),
-        "delta": _heads(keys),
-        "taps": keys.count("linear_conv_kernel_dim", 4, low=2, high=MOST_TAPS),
-    }
-
-
-def _heads(keys: Keys) -> DeltaHeads:
-    key_heads, value_heads = (
-        keys.count(f"linear_num_{name}_heads", count, high=MOST_HEADS) for name, count in (("key", 16), ("value", 32))
-    )
-    widths = (keys.count(f"linear_{name}_head_dim", 128, high=MOST_WIDTH) for name in ("key", "value"))
-    if value_heads % key_heads:
-        raise keys.fail(f"linear_num_value_heads ({value_heads}) is no multiple of linear_num_key_heads ({key_heads})")
-    return DeltaHeads(key_heads, value_heads, *widths)
 
 
 def build(config: DeltaConfig, make: Maker) -> Decoder:
     """Makes the model, its weights not filled."""
     return build_hybrid(config, make, lambda _, at: make.mlp(at, config.hidden_size, config.intermediate_size))
-
-
-def build_hybrid(config: DeltaConfig, make: Maker, feed_forward: Any) -> Decoder:
-    """Makes the decoder. feed_forward: layer, the name of its part -> the part."""
-    import torch
-
-    from penstock.layers.decoder_layer import DecoderLayer
-    from penstock.layers.maker import Heads
-    from penstock.models.decoder import Decoder
-
-    c, hidden = config, config.hidden_size
-    shape = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim)
-
-    def norm(name: str, size: int = hidden) -> Any:
-        return make.norm(f"{name}.weight", size, c.rms_norm_eps, one_plus=True)
-
-    def layer(number: int, attends: bool) -> Block:
-        at = f"model.layers.{number}"
-        if attends:
-            norms = (norm(f"{at}.self_attn.q_norm", c.head_dim), norm(f"{at}.self_attn.k_norm", c.head_dim))
-            mixer: Any = make.attention(
-                f"{at}.self_attn", hidden, shape, c.rope, norms=norms, gated=True, qkv_bias=c.qkv_bias,
-                out_bias=c.o_bias,
-            )  # fmt: skip
-        else:
-            mixer = make.delta_net(f"{at}.linear_attn", hidden, c.delta, c.taps, c.rms_norm_eps, torch.float32)
-        mlp: FeedForward = feed_forward(number, f"{at}.mlp")
-        return DecoderLayer(norm(f"{at}.input_layernorm"), mixer, norm(f"{at}.post_attention_layernorm"), mlp)
-
-    return Decoder(config, make, [layer(*each) for each in enumerate(c.attends)], norm("model.norm"))

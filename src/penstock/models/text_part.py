@@ -59,5 +59,6 @@ class TextOfWhole:
 TEXT_PARTS = {
     "gemma3": TextOfWhole("Gemma3ForConditionalGeneration", "gemma3_text", {"vocab_size": 262_208}),
     "qwen3_5": TextOfWhole("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    "qwen3_5_moe": TextOfWhole("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     "mistral3": TextOfWhole("Mistral3ForConditionalGeneration", "mistral"),
 }

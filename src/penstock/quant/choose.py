@@ -21,11 +21,11 @@ MADE: dict[MadeKind, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8)
 
 
 def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> MadeKind | None:
-    """Returns what a wide checkpoint's matrix becomes at load; None: it stays as it is. The router of experts and
-    the rates of a recurrent state, which are small and decide much, stay; so does the head, whose errors nothing evens out, but beside integers, where it is of
-    eight bits: a third of what a small model reads for a row, which costs little (on 24 of the demo's problems KL to
-    float32 is 3.6e-4 with such a head and 3.4e-4 without; bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2).
-    fp8_head: beside fp8 it is made fp8 too."""
+    """Returns what a wide checkpoint's matrix becomes at load; None: it stays as it is. The router of experts and the
+    rates of a recurrent state, which are small and decide much, stay; so does the head, whose errors nothing evens out,
+    but beside integers, where it is of eight bits: a third of what a small model reads for a row, which costs little
+    (on 24 of the demo's problems KL to float32 is 3.6e-4 with such a head and 3.4e-4 without; bfloat16 1.6e-4, fp8
+    3.8e-3, int4 7.4e-2). fp8_head: beside fp8 it is made fp8 too."""
     if name.endswith(ROUTERS + RATES):
         return None
     if name == "lm_head":

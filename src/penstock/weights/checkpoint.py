@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I64": 8, "
 class Entry:
     """A tensor of a shard, as the header tells it, or a share of one.
 
-    stored: its name in the file, where it goes by another.
+    stored: its name in the file, where it goes by another.   within: which part of that tensor it is.
     start: of its bytes in the file.   run, stride: of a share that lies in pieces, the bytes of each, and from the
     beginning of one to that of the next; 0: its bytes lie together.
     """
@@ -49,6 +49,7 @@ class Entry:
     run: int = 0
     stride: int = 0
     stored: str = ""
+    within: tuple[int | slice, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -91,14 +92,35 @@ def read_entries(folder: Path) -> dict[str, Entry]:
     return entries
 
 
-def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> tuple[dict[str, Entry], dict[str, Entry]]:
-    """Returns the text's tensors, by the names that they would have alone, and those that are left out. part: of what
-    checkpoint; None: it is text alone."""
+def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> dict[str, Entry]:
+    """Returns the text's tensors, by the names that they would have alone. part: of what checkpoint; None: it is text
+    alone."""
     if part is None:
-        return entries, {}
+        return entries
     ours = {name: part.ours(name) for name in entries}
-    kept = {own: replace(entries[name], name=own, stored=name) for name, own in ours.items() if own is not None}
-    return kept, {name: entries[name] for name, own in ours.items() if own is None}
+    return {own: replace(entries[name], name=own, stored=name) for name, own in ours.items() if own is not None}
+
+
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # one above the other
+
+
+def unstacked(entries: dict[str, Entry], wanted: Container[str]) -> dict[str, Entry]:
+    """Returns the tensors; of stacked experts [experts, out, in], which a checkpoint may have as a layer's
+    `.experts.gate_up_proj` and `.experts.down_proj`, each expert's matrices, where those are `wanted`."""
+    found = {}
+    for name, entry in entries.items():
+        at, _, matrix = name.rpartition(".")
+        parts = _STACKED.get(matrix, ()) if len(entry.shape) == 3 else ()
+        if not parts or f"{at}.{entry.shape[0] - 1}.{parts[0]}.weight" not in wanted:
+            found[name] = entry
+            continue
+        size = entry.shape[1] // len(parts)
+        for expert in range(entry.shape[0]):
+            whole = replace(entry.narrow(0, expert, 1), shape=entry.shape[1:], stored=entry.stored or name)
+            for number, part in enumerate(parts):
+                rows, own = slice(number * size, (number + 1) * size), f"{at}.{expert}.{part}.weight"
+                found[own] = replace(whole.narrow(0, rows.start, size), name=own, run=0, within=(expert, rows))
+    return found
 
 
 def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
@@ -109,7 +131,8 @@ def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
             with safe_open(shard, framework="pt", device="cpu") as file:
                 for entry in entries:
                     if entry.shard == shard:
-                        yield entry, file.get_tensor(entry.stored or entry.name)
+                        stored = entry.stored or entry.name
+                        yield entry, file.get_slice(stored)[entry.within] if entry.within else file.get_tensor(stored)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{shard} cannot be read ({error}): {AGAIN}") from error
 

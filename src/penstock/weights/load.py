@@ -55,9 +55,10 @@ def load_model(
     schemes = choose_schemes(quantization, config.quantization)
     shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
     with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:
-        entries = {} if load_format == "dummy" else find_weights(shape, folder, opened)
+        told = layout.rank == 0 and opened is None
+        entries = {} if load_format == "dummy" else find_weights(shape, folder, opened, told=told)
         adapter = None if lora is None else find_adapter(lora, shape, entries, load_format, told=layout.rank == 0)
-        if config.text_part is not None and layout.rank == 0 and opened is None:
+        if config.text_part is not None and told:
             print(f"penstock: {folder}: {left_out(config.text_part)}", file=sys.stderr, flush=True)
         if room is not None:
             check_room(shape, folder, device, room)

@@ -7,6 +7,7 @@ little is in memory: on a CPU shards are mapped and each tensor is converted int
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,21 +19,30 @@ from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
 from penstock.quant.weight import FLOATS, Expected, Part, Weight
 from penstock.weights.adapter import Adapter
-from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, shown
+from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, shown, unstacked
 from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
 # Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
 # eight bits (kv_scales.py).
 Read = Callable[[list[Entry]], Iterator[tuple[Entry, Tensor]]]
+MORE_TOKENS = "mtp."  # tensors of layers that draft (multi-token prediction)
 UNREAD = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
 
 
-def find_weights(model: Decoder, folder: Path, opened: OpenedWeights | None = None) -> dict[str, Entry]:
+def find_weights(
+    model: Decoder, folder: Path, opened: OpenedWeights | None = None, *, told: bool = False
+) -> dict[str, Entry]:
     """The tensors of `folder`'s safetensors, by their headers, or of another process. CheckpointError where their
     names, shapes or dtypes aren't those of `model`, which may be on torch's meta device: nothing is taken before all is
-    known to fit."""
-    entries, _ = of_text(read_entries(folder) if opened is None else opened.entries, model.config.text_part)
+    known to fit. told: whether it is said on stderr that layers which predict more tokens are left out."""
+    found = of_text(read_entries(folder) if opened is None else opened.entries, model.config.text_part)
+    entries = {name: entry for name, entry in found.items() if not name.startswith(MORE_TOKENS)}
+    if told and len(entries) < len(found):
+        print(
+            f"penstock: {folder}: its layers that predict more tokens (mtp) are left out", file=sys.stderr, flush=True
+        )
+    entries = unstacked(entries, {part.name for weight in model.weights() for part in weight.parts})
     _check(entries, model, folder)
     return entries
 

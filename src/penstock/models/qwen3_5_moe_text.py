@@ -1,0 +1,20 @@
+"""Qwen3.5 with experts and a gated shared one in the place of each MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.models.delta_hybrid import DeltaMoeConfig, build_with_experts, read_hybrid, read_hybrid_experts
+from penstock.models.keys import Keys
+
+ARCHITECTURE = "Qwen3_5MoeForCausalLM"
+build = build_with_experts
+
+
+def read(keys: Keys, named: dict[str, Any]) -> DeltaMoeConfig:
+    """Reads config.json."""
+    experts = read_hybrid_experts(keys, 256, 8, renormalise=True)
+    keys.past(mlp_only_layers=[], decoder_sparse_step=1, norm_topk_prob=True)
+    keys.rest.setdefault("intermediate_size", experts["expert_size"])  # no layer has an MLP
+    fields = read_hybrid(keys, named)
+    return DeltaMoeConfig(**fields, **experts, expert_layers=frozenset(range(fields["num_layers"])))

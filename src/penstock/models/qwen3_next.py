@@ -1,0 +1,27 @@
+"""Qwen3-Next: Qwen3.5's forebear, with experts in all layers or some; its delta layers' matrices come head by head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.models.delta_hybrid import DeltaMoeConfig, build_with_experts, read_hybrid, read_hybrid_experts
+from penstock.models.experts import sparse_layers
+from penstock.models.keys import Keys
+
+if TYPE_CHECKING:
+    from penstock.layers.maker import Maker
+    from penstock.models.decoder import Decoder
+
+ARCHITECTURE = "Qwen3NextForCausalLM"
+
+
+def read(keys: Keys, named: dict[str, Any]) -> DeltaMoeConfig:
+    """Reads config.json."""
+    fields, renormalise = read_hybrid(keys, named), keys.flag("norm_topk_prob", True)
+    experts = read_hybrid_experts(keys, 512, 10, renormalise=renormalise)
+    return DeltaMoeConfig(**fields, **experts, expert_layers=sparse_layers(keys, fields["num_layers"]))
+
+
+def build(config: DeltaMoeConfig, make: Maker) -> Decoder:
+    """Makes the model, its weights not filled."""
+    return build_with_experts(config, make, fused=True)

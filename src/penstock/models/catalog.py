@@ -41,6 +41,11 @@ CATALOG: dict[str, Served] = {
     "qwen2": Served("Qwen1.5, Qwen2, Qwen2.5", _GPU),
     "qwen3": Served("Qwen3", _GPU),
     "qwen3_moe": Served("Qwen3-30B-A3B, 235B-A22B, Coder", _GPU, notes=_EXPERTS),
+    "qwen3_5": Served("Qwen3.5 0.8B to 27B", notes=_TEXT),
+    "qwen3_5_moe": Served("Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B", notes=f"{_TEXT}; {_EXPERTS}"),
+    "qwen3_5_moe_text": Served("Qwen3.5 with experts, its text saved alone", notes=_EXPERTS),
+    "qwen3_5_text": Served("Qwen3.5, its text saved alone"),
+    "qwen3_next": Served("Qwen3-Next-80B-A3B, Qwen3-Coder-Next", notes=_EXPERTS),
     "smollm3": Served("SmolLM3", _GPU),
 }
 MEASURED = (

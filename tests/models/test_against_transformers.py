@@ -70,6 +70,11 @@ LFM2 = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
 CONV_LAST = ["conv", "full_attention", "conv"]
+LFM2_MOE = {
+    "layer_types": CONV_LAST, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+    "num_dense_layers": 1, "rope_parameters": LFM2["rope_parameters"],
+}  # fmt: skip
+NEEDED = {"Lfm2Moe": {"layer_types": CONV_LAST}}  # what transformers has no default for that it computes with
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -147,6 +152,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-whole-mlp": (
         "Lfm2", LFM2 | {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [0, 2], "tie_word_embeddings": False},
     ),
+    "lfm2-moe": ("Lfm2Moe", LFM2_MOE),
+    "lfm2-moe-unnormed": (
+        "Lfm2Moe", LFM2_MOE | {"norm_topk_prob": False, "routed_scaling_factor": 1.7, "num_dense_layers": 0},
+    ),
+    "lfm2-moe-no-bias": ("Lfm2Moe", LFM2_MOE | {"use_expert_bias": False, "conv_bias": True, "conv_L_cache": 4}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip
@@ -169,6 +179,9 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
         if kind == "Olmo2" and ("q_norm" in parameter_name or "embed_tokens" in parameter_name):
             centre, spread = 3.0 * (parameter.dim() == 1), 1.0  # else norms even out what a token is
         torch.nn.init.normal_(parameter, centre, spread)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("_bias"):  # what routers add for the choice
+            torch.nn.init.normal_(buffer, 0.0, 0.5)
     return model
 
 
@@ -252,7 +265,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, case:
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in CASES.values()}))
 def test_every_key_that_transformers_can_write_is_understood(kind: str) -> None:
-    config = getattr(transformers, f"{kind}Config")(**SMALL)
+    config = getattr(transformers, f"{kind}Config")(**SMALL | NEEDED.get(kind, {}))
     whole, short = (json.loads(config.to_json_string(use_diff=diff)) for diff in (False, True))
     assert len(whole) > len(short)
     assert model_config_of(whole, "whole") == model_config_of(short, "short")

@@ -29,6 +29,7 @@ CATALOG: dict[str, Served] = {
     "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", _GPU, notes="experts in four bits (MXFP4) or wide"),
     "granite": Served("Granite 3.0 to 3.3", _GPU),
     "lfm2": Served("LFM2 and LFM2.5, 230M to 2.6B"),
+    "lfm2_moe": Served("LFM2 and LFM2.5, 8B-A1B", notes=_EXPERTS),
     "llama": Served("Llama 1 to 3.x, and what was saved as such", _GPU),
     "ministral3": Served("Ministral 3, its text saved alone", _GPU),
     "mistral": Served("Mistral 7B, Nemo, Small 2 and 3", _GPU),

@@ -40,6 +40,17 @@ def read_experts(
     return experts, each
 
 
+def read_sigmoids(keys: Keys, top_k: int, *, added: float) -> Routing:
+    """Reads how experts are weighed by the sigmoids of their scores. added: to what weights are divided by."""
+    return Routing(
+        top_k=top_k,
+        renormalise=keys.flag("norm_topk_prob", True),
+        sigmoid=True,
+        added=added,
+        scale=keys.positive("routed_scaling_factor", 1.0),
+    )
+
+
 def build_moe(config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None) -> Decoder:
     """Makes the decoder. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down."""
     c = config

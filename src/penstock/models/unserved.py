@@ -22,7 +22,7 @@ WHY: dict[str, tuple[str, ...]] = {
         "zamba2",
     ),
     LINEAR: (
-        "bailing_hybrid", "kimi_linear", "lfm2_moe", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe",
+        "bailing_hybrid", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe",
         "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv",
     ),
     VISION: (

@@ -74,6 +74,10 @@ LFM2_MOE = {
     "layer_types": CONV_LAST, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
     "num_dense_layers": 1, "rope_parameters": LFM2["rope_parameters"],
 }  # fmt: skip
+GLM4_MOE = {
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
 NEEDED = {"Lfm2Moe": {"layer_types": CONV_LAST}}  # what transformers has no default for that it computes with
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
@@ -157,6 +161,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2Moe", LFM2_MOE | {"norm_topk_prob": False, "routed_scaling_factor": 1.7, "num_dense_layers": 0},
     ),
     "lfm2-moe-no-bias": ("Lfm2Moe", LFM2_MOE | {"use_expert_bias": False, "conv_bias": True, "conv_L_cache": 4}),
+    "glm4-moe": ("Glm4Moe", GLM4_MOE | {"attention_bias": True}),
+    "glm4-moe-groups": (
+        "Glm4Moe", GLM4_MOE | {"n_group": 3, "topk_group": 2, "use_qk_norm": True, "routed_scaling_factor": 2.5},
+    ),
+    "glm4-moe-unnormed": (
+        "Glm4Moe",
+        GLM4_MOE
+        | {"norm_topk_prob": False, "n_shared_experts": 2, "first_k_dense_replace": 0, "head_dim": 32}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}},
+    ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip

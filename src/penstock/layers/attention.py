@@ -19,7 +19,6 @@ from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, WholeNorms
-from penstock.layers.rope import lanes
 from penstock.quant.weight import Weight
 
 
@@ -36,7 +35,7 @@ class Attention:
     q_norm: Norm | None = None  # [width]: q and k are normed head by head before they are rotated
     k_norm: Norm | None = None
     between: WholeNorms | None = None  # q and k are normed whole before they are rotated
-    turning: int | None = None  # numbers of a head that are rotated; None: all
+    lanes: list[int] | None = None  # the order in which kernels want the numbers of q's and k's heads; None: as loaded
     query_scale: Tensor | None = None  # [positions]: what a query is multiplied by where it stands
     sinks: Weight | None = None  # [heads] float32: scores that take part in the softmax and bring no value
 
@@ -76,8 +75,8 @@ class Attention:
         yield from self.out.weights()
 
     def prepare(self, ops: Ops) -> None:
-        if self.turning is not None:
-            self._reorder(self.turning)
+        if self.lanes is not None:
+            self._reorder(torch.tensor(self.lanes))
         self.qkv.prepare(ops)
         self.out.prepare(ops)
 
@@ -90,9 +89,15 @@ class Attention:
         """Whether queries and keys are rotated and nothing else."""
         return self.q_norm is None and self.between is None and self.query_scale is None
 
-    def _reorder(self, turning: int) -> None:
-        """Puts the loaded rows of q's and k's heads in the order in which halves turn together."""
-        kind, width = self.kind, self.kind.width
-        rows = torch.arange((kind.heads + 2 * kind.kv_heads) * width).view(-1, width)
-        rows[: kind.heads + kind.kv_heads] = rows[: kind.heads + kind.kv_heads, lanes(width, turning)]
+    def _reorder(self, lanes: Tensor) -> None:
+        """Puts the loaded rows of q's and k's heads, and their norms, in the order in which halves turn together."""
+        kind = self.kind
+        rows = torch.arange((kind.heads + 2 * kind.kv_heads) * kind.width).view(-1, kind.width)
+        rows[: kind.heads + kind.kv_heads] = rows[: kind.heads + kind.kv_heads, lanes]
         self.qkv.reorder(rows.flatten())
+        norms = (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
+        for norm in norms:
+            if norm is not None:
+                size = norm.weight.shape[0]
+                order = torch.arange(size).view(-1, kind.width)[:, lanes].flatten()
+                norm.weight.reorder(order.to(norm.weight.value.device))

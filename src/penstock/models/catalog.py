@@ -26,6 +26,7 @@ CATALOG: dict[str, Served] = {
     "gemma2": Served("Gemma 2", _GPU),
     "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
     "gemma3_text": Served("Gemma 3 270M, 1B", _GPU),
+    "glm4_moe": Served("GLM-4.5 to 4.7, Air, INTELLECT-3", notes=_EXPERTS),
     "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", _GPU, notes="experts in four bits (MXFP4) or wide"),
     "granite": Served("Granite 3.0 to 3.3", _GPU),
     "lfm2": Served("LFM2 and LFM2.5, 230M to 2.6B"),

@@ -16,15 +16,17 @@ _HARMLESS = {"partial_rotary_factor": 1.0}  # the whole head is rotated
 
 
 def read_rope(
-    keys: Keys, max_position_embeddings: int, width: int, *, theta: float = DEFAULT_THETA, partial: bool = False
-) -> RopeConfig:
+    keys: Keys, max_position_embeddings: int, width: int, *, theta: float = DEFAULT_THETA, part: float | None = None,
+    neighbours: bool = False,
+) -> RopeConfig:  # fmt: skip
     """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name.
 
-    width: of a head.   theta: where the file doesn't say.   partial: whether the model type may turn a part of a head.
+    width: of a head.   theta: where the file doesn't say.   part: of a head that turns, likewise; None: the model type
+    turns all.   neighbours: as in RopeConfig.
     """
     rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
-    part = _part(keys, rope, width) if partial else 1.0
+    part = 1.0 if part is None else _part(keys, rope, width, part)
     kind = _kind(rope)
     if kind == "default":
         config = RopeConfig(theta=theta)
@@ -42,7 +44,7 @@ def read_rope(
             f"rope_type {kind!r} is not supported: supported are default, dynamic, linear, llama3, longrope, yarn"
         )
     rope.note_rest(_HARMLESS)
-    return replace(config, part=part)
+    return replace(config, part=part, neighbours=neighbours)
 
 
 def need_rope(keys: Keys) -> None:
@@ -94,10 +96,10 @@ def _rope_object(keys: Keys) -> dict[str, Any]:
     return given
 
 
-def _part(keys: Keys, rope: Keys, width: int) -> float:
+def _part(keys: Keys, rope: Keys, width: int, absent: float) -> float:
     """The share of a head that turns: beside the rope's other keys, or at the top."""
     inner, outer = (k.number("partial_rotary_factor", None, above=0.0, high=1.0) for k in (rope, keys))
-    part = float(_either(keys, "partial_rotary_factor", inner, outer) or 1.0)
+    part = float(_either(keys, "partial_rotary_factor", inner, outer) or absent)
     if int(width * part) % 2 or not int(width * part):
         raise keys.fail(f"partial_rotary_factor {part:g} turns {int(width * part)} numbers of a head: they need pairs")
     return part

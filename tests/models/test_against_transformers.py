@@ -77,6 +77,15 @@ QWEN3_5 = {
 }  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 24, "head_dim": 32, "norm_topk_prob": True}
 DELTA_LAST = ["full_attention", "linear_attention", "linear_attention"]
+LFM2_MOE = {
+    "layer_types": CONV_LAST, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+    "num_dense_layers": 1, "rope_parameters": LFM2["rope_parameters"],
+}  # fmt: skip
+GLM4_MOE = {
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
+NEEDED = {"Lfm2Moe": {"layer_types": CONV_LAST}}  # what transformers has no default for that it computes with
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -164,6 +173,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next-some-layers": (
         "Qwen3Next", QWEN3_5 | MOE | SHARED | {"mlp_only_layers": [0], "layer_types": DELTA_LAST, "head_dim": 64},
     ),
+    "lfm2-moe": ("Lfm2Moe", LFM2_MOE),
+    "lfm2-moe-unnormed": (
+        "Lfm2Moe", LFM2_MOE | {"norm_topk_prob": False, "routed_scaling_factor": 1.7, "num_dense_layers": 0},
+    ),
+    "lfm2-moe-no-bias": ("Lfm2Moe", LFM2_MOE | {"use_expert_bias": False, "conv_bias": True, "conv_L_cache": 4}),
+    "glm4-moe": ("Glm4Moe", GLM4_MOE | {"attention_bias": True}),
+    "glm4-moe-groups": (
+        "Glm4Moe", GLM4_MOE | {"n_group": 3, "topk_group": 2, "use_qk_norm": True, "routed_scaling_factor": 2.5},
+    ),
+    "glm4-moe-unnormed": (
+        "Glm4Moe",
+        GLM4_MOE
+        | {"norm_topk_prob": False, "n_shared_experts": 2, "first_k_dense_replace": 0, "head_dim": 32}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}},
+    ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip
@@ -187,6 +211,9 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
         if kind == "Olmo2" and ("q_norm" in parameter_name or "embed_tokens" in parameter_name):
             centre, spread = 3.0 * (parameter.dim() == 1), 1.0  # else norms even out what a token is
         torch.nn.init.normal_(parameter, centre, spread)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("_bias"):  # what routers add for the choice
+            torch.nn.init.normal_(buffer, 0.0, 0.5)
     return model
 
 
@@ -270,7 +297,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, case:
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in CASES.values()}))
 def test_every_key_that_transformers_can_write_is_understood(kind: str) -> None:
-    config = getattr(transformers, f"{kind}Config")(**SMALL)
+    config = getattr(transformers, f"{kind}Config")(**SMALL | NEEDED.get(kind, {}))
     whole, short = (json.loads(config.to_json_string(use_diff=diff)) for diff in (False, True))
     assert len(whole) > len(short)
     assert model_config_of(whole, "whole") == model_config_of(short, "short")

@@ -64,6 +64,7 @@ LONGROPE = {
 }  # fmt: skip
 ONE, THREE = {"num_hidden_layers": 1}, {"num_hidden_layers": 3}
 Case = tuple[str, dict[str, Any]]  # transformers' name of the family, what of SMALL is otherwise
+CONVS = ["conv", "full_attention", "conv"]
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 CASES: dict[str, Case] = {
@@ -128,12 +129,16 @@ CASES: dict[str, Case] = {
                                "full_attention": {**YARN["rope_parameters"]}}} | TIED,
     ),
     "lfm2 4/2 of 32, convolutions of 3 taps": (
-        "Lfm2", {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention", "conv"]}
+        "Lfm2", {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": CONVS}
         | THREE | TIED,
     ),
     "lfm2 2/1 of 64, 4 taps with biases": (
         "Lfm2", {"num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["full_attention", "conv"]}
         | {"conv_L_cache": 4, "conv_bias": True, "tie_word_embeddings": False},
+    ),
+    "lfm2_moe 4/2 of 32": (
+        "Lfm2Moe", {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": CONVS, "num_experts": 6}
+        | { "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1} | THREE,
     ),
     "gpt_oss 4/2 of 64, window 37": (
         "GptOss", heads(4, 2, 64) | YARN | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 37},
@@ -165,6 +170,9 @@ def make_folder(case: Case, folder: Path) -> Path:
                 weight.normal_()
             else:  # scores of attention and logits are spread by about 2: no key is the same as another
                 weight.normal_(0.0, 1.5 / weight.shape[1] ** 0.5)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("_bias"):  # what routers add for the choice
+                buffer.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     return folder
 

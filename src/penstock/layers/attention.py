@@ -19,7 +19,6 @@ from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, WholeNorms
-from penstock.layers.rope import lanes
 from penstock.quant.weight import Weight
 
 
@@ -36,7 +35,7 @@ class Attention:
     q_norm: Norm | None = None  # [width]: q and k are normed head by head before they are rotated
     k_norm: Norm | None = None
     between: WholeNorms | None = None  # q and k are normed whole before they are rotated
-    turning: int | None = None  # numbers of a head that are rotated; None: all
+    lanes: list[int] | None = None  # the order in which kernels want the numbers of q's and k's heads; None: as loaded
     query_scale: Tensor | None = None  # [positions]: what a query is multiplied by where it stands
     sinks: Weight | None = None  # [heads] float32: scores that take part in the softmax and bring no value
     gated: bool = False  # qkv has heads * width rows more, behind v's: the sigmoid of those multiplies the answer
@@ -83,7 +82,7 @@ class Attention:
         yield from self.out.weights()
 
     def prepare(self, ops: Ops) -> None:
-        if self.turning is not None or self.gated:
+        if self.lanes is not None or self.gated:
             self._reorder()
         self.qkv.prepare(ops)
         self.out.prepare(ops)
@@ -98,17 +97,18 @@ class Attention:
         return self.q_norm is None and self.between is None and self.query_scale is None and not self.gated
 
     def _reorder(self) -> None:
-        """Puts the loaded rows of q's and k's heads in the order in which halves turn together, and the gates, each of
-        which a checkpoint has behind its head of q, behind all others."""
+        """Puts the loaded rows of q's and k's heads, and their norms, in the order in which halves turn together, and
+        the gates, each of which a checkpoint has behind its head of q, behind all others."""
         kind, width = self.kind, self.kind.width
         turned, gates = kind.heads + kind.kv_heads, kind.heads if self.gated else 0
         rows = torch.arange((turned + kind.kv_heads + gates) * width).view(-1, width)
         if gates:
             rows = torch.cat((rows[: 2 * gates : 2], rows[2 * gates :], rows[1 : 2 * gates : 2]))
-        if self.turning is not None:
-            order = torch.tensor(lanes(width, self.turning))
-            rows[:turned] = rows[:turned, order]
-            for norm in (self.q_norm, self.k_norm):
-                if norm is not None:
-                    norm.weight.reorder(order.to(norm.weight.value.device))
+        if self.lanes is not None:
+            rows[:turned] = rows[:turned, torch.tensor(self.lanes)]
         self.qkv.reorder(rows.flatten())
+        norms = (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
+        for norm in norms if self.lanes is not None else ():
+            if norm is not None:
+                order = torch.arange(norm.weight.shape[0]).view(-1, width)[:, self.lanes].flatten()
+                norm.weight.reorder(order.to(norm.weight.value.device))

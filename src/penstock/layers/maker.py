@@ -26,7 +26,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.mlp import Activation, Mlp
 from penstock.layers.moe import Moe, SharedExpert, Stacked
 from penstock.layers.norm import Norm, WholeNorms
-from penstock.layers.rope import rope_table, rotated
+from penstock.layers.rope import lanes, rope_table
 from penstock.layers.rope_config import RopeConfig
 from penstock.layers.short_conv import WINDOW, ShortConv
 from penstock.parallel.layout import ALONE, Layout
@@ -148,7 +148,6 @@ class Maker:
             (f"{at}.q_proj", heads * width * (2 if gated else 1), heads),
             *((f"{at}.{n}_proj", kv_heads * width, kv_heads) for n in "kv"),
         ]
-        turning = rotated(rope, width)
         q_norm, k_norm = norms or (None, None)
         return Attention(
             at,
@@ -160,7 +159,7 @@ class Maker:
             q_norm,
             k_norm,
             between,
-            turning if 0 < turning < width else None,
+            lanes(rope, width),
             self._query_scale(rope, query_growth),
             self._sinks(at, heads) if sinks else None,
             gated,

@@ -36,11 +36,16 @@ def rotated(rope: RopeConfig, width: int) -> int:
     return 0 if rope.kind == "none" else int(width * rope.part)
 
 
-def lanes(width: int, turning: int) -> list[int]:
-    """The order of a head's numbers in which its halves turn together, as kernels do it, where only the first `turning`
-    turn: half of those stand at the front of either half. Queries and keys in one order have the scores of any other.
-    """
+def lanes(rope: RopeConfig, width: int) -> list[int] | None:
+    """Returns the order of a head's numbers in which its halves turn together, as kernels do it; None: it is theirs.
+    Where only the first `turning` turn half of those stand at the front of either half. Queries and keys in one order
+    have the scores of any other."""
+    turning = rotated(rope, width)
+    if turning in (0, width) and not (turning and rope.neighbours):
+        return None
     half, still = turning // 2, turning + (width - turning) // 2
+    if rope.neighbours:
+        return [*range(0, turning, 2), *range(turning, still), *range(1, turning, 2), *range(still, width)]
     return [*range(half), *range(turning, still), *range(half, turning), *range(still, width)]
 
 

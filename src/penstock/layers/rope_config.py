@@ -21,6 +21,7 @@ class RopeConfig:
     short_factors, long_factors: longrope (arXiv:2402.13753), what each wave is stretched by within the original context
         and beyond it; attention_factor is longrope's too.
     part: of a head's width that turns, the first so much of it.
+    neighbours: each even number of a head turns with the odd one behind it; else its first half with its second.
     "none": nothing turns.
     """
 
@@ -39,3 +40,4 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     part: float = 1.0
+    neighbours: bool = False

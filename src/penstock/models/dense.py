@@ -98,6 +98,13 @@ def read_dense(
     }  # fmt: skip
 
 
+def past_own_code(keys: Keys, named: str) -> None:
+    """Passes over the name of code that published a model type before transformers had its own (`auto_map`)."""
+    code = keys.rest.get("auto_map")
+    if isinstance(code, dict) and code.get("AutoModelForCausalLM") == named:
+        del keys.rest["auto_map"]
+
+
 def given_window(keys: Keys, absent: int | None) -> int | None:
     """Reads `sliding_window`: a key that isn't there has the model type's own default, a null means no window."""
     return keys.count("sliding_window", None if "sliding_window" in keys.rest else absent)  # type: ignore[no-any-return]

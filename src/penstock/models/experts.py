@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.kernels.routing import Routing
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 MOST_EXPERTS = 2**14
+GROUPED_ADDED = 1e-20  # to what a token's weights are divided by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig(DenseConfig):
-    """expert_layers: those that have experts."""
+    """expert_layers: those that have experts.   shared_size: of the expert that all tokens go through, 0: of none."""
 
     experts: int
     routing: Routing
     expert_size: int
     expert_layers: frozenset[int]
+    shared_size: int = 0
 
 
 def read_experts(
@@ -48,14 +50,53 @@ def sparse_layers(keys: Keys, layers: int) -> frozenset[int]:
     return frozenset(n for n in range(layers) if n not in alone and (n + 1) % step == 0)
 
 
-def build_moe(config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None) -> Decoder:
-    """Makes the decoder. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down."""
-    c = config
+def read_sigmoids(keys: Keys, top_k: int, *, added: float) -> Routing:
+    """Reads how experts are weighed by the sigmoids of their scores. added: to what weights are divided by."""
+    return Routing(
+        top_k=top_k,
+        renormalise=keys.flag("norm_topk_prob", True),
+        sigmoid=True,
+        added=added,
+        scale=keys.positive("routed_scaling_factor", 1.0),
+    )
+
+
+def read_grouped(keys: Keys, experts: int, top_k: int) -> Routing:
+    """Reads a router of sigmoids over groups of experts, as DeepSeek-V3 has it (arXiv:2412.19437)."""
+    routing = read_sigmoids(keys, top_k, added=GROUPED_ADDED)
+    groups, kept = keys.count("n_group", 1), keys.count("topk_group", 1)
+    if experts % groups:
+        raise keys.fail(f"n_group ({groups}) does not divide the number of experts ({experts})")
+    if kept > groups:
+        raise keys.fail(f"topk_group ({kept}) is above n_group ({groups})")
+    size = experts // groups
+    if groups > 1 and size < 2:
+        raise keys.fail(f"n_group ({groups}) leaves a group one expert: two of each are compared")
+    if top_k > kept * size:
+        raise keys.fail(f"num_experts_per_tok ({top_k}) is above what topk_group ({kept}) groups of {size} hold")
+    return replace(routing, groups=groups, kept_groups=kept)
+
+
+def build_moe(
+    config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None, *,
+    router: str = "gate", correction: str | None = None, shared: str = "shared_experts",
+) -> Decoder:  # fmt: skip
+    """Makes the decoder. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down.
+    router, shared: behind the part's name, those of the router and the shared expert.   correction: likewise, what is
+    added for the choice, None: nothing is."""
+    from penstock.quant.weight import Part
+
+    c, hidden = config, config.hidden_size
 
     def feed_forward(layer: int, at: str) -> FeedForward:
         if layer not in c.expert_layers:
-            return make.mlp(at, c.hidden_size, c.intermediate_size)
+            return make.mlp(at, hidden, c.intermediate_size, bias=c.mlp_bias)
         at = f"{at.removesuffix('mlp')}{part}"
-        return make.moe(at, c.hidden_size, c.expert_size, c.experts, c.routing, names=names)
+        return make.moe(
+            at, hidden, c.expert_size, c.experts, c.routing, router=router, names=names,
+            correction=None if correction is None else Part(f"{at}.{correction}", (c.experts,)),
+            shared=make.shared_expert(f"{at}.{shared}", hidden, c.shared_size, bias=c.mlp_bias)
+            if c.shared_size else None,
+        )  # fmt: skip
 
     return build_dense(c, make, feed_forward)

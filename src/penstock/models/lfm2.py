@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +14,20 @@ from penstock.models.rope_keys import read_rope
 if TYPE_CHECKING:
     from penstock.layers.block import Block
     from penstock.layers.maker import Maker
+    from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "Lfm2ForCausalLM"
 THETA = 1_000_000.0
 MOST_TAPS = 16
+NAMES = ("w1", "w3", "w2")  # of an MLP's gate, up and down
 KINDS = ("conv", "full_attention")
 # How weights were drawn once, which nothing reads.
 _DRAWN = ("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lfm2Config(DenseConfig):
+class ConvConfig(DenseConfig):
     """attends: whether each layer does.   taps: tokens that a convolution sees.   conv_bias: of its three products."""
 
     attends: tuple[bool, ...]
@@ -32,41 +35,43 @@ class Lfm2Config(DenseConfig):
     conv_bias: bool
 
 
-def read(keys: Keys, named: dict[str, Any]) -> Lfm2Config:
+def read(keys: Keys, named: dict[str, Any]) -> ConvConfig:
     """Reads config.json."""
-    given = keys.rest
-    for name, theirs in (("intermediate_size", "block_ff_dim"), ("tie_word_embeddings", "tie_embedding")):
-        if given.get(theirs) is not None:
-            given[name] = given.pop(theirs)
-    eps = keys.positive("norm_eps", 1e-5)
+    given, numbers = keys.rest, keys.take("full_attn_idxs", None)
+    if given.get("block_ff_dim") is not None:
+        given["intermediate_size"] = given.pop("block_ff_dim")
+    fields = read_conv(keys, named)
+    _same_sizes(keys, fields)
+    fields["intermediate_size"] = _middle(keys, fields["intermediate_size"])
+    return ConvConfig(**fields | {"attends": fields["attends"] or _attends(keys, numbers, fields["num_layers"])})
+
+
+def read_conv(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
+    """Reads the fields of ConvConfig; `attends` is empty where `layer_types` aren't given."""
+    if keys.rest.get("tie_embedding") is not None:
+        keys.rest["tie_word_embeddings"] = keys.rest.pop("tie_embedding")
 
     def rope_of(keys: Keys, positions: int, width: int) -> RopeConfig:
         return read_rope(keys, positions, width, theta=THETA)
 
-    fields = read_dense(keys, named, eps=eps, tied=True, rope_of=rope_of)
-    _same_sizes(keys, fields, eps)
-    fields["intermediate_size"] = _middle(keys, fields["intermediate_size"])
+    fields = read_dense(keys, named, eps=keys.positive("norm_eps", 1e-5), tied=True, rope_of=rope_of)
     layers = fields["num_layers"]
-    return Lfm2Config(
-        **fields,
-        windows=(None,) * layers,
-        qk_norm=True,
-        attends=_attends(keys, layers),
-        taps=keys.count("conv_L_cache", 3, low=2, high=MOST_TAPS),
-        conv_bias=keys.flag("conv_bias"),
-    )
+    return fields | {
+        "windows": (None,) * layers,
+        "qk_norm": True,
+        "attends": tuple(kind == "full_attention" for kind in listed_types(keys, layers, KINDS) or ()),
+        "taps": keys.count("conv_L_cache", 3, low=2, high=MOST_TAPS),
+        "conv_bias": keys.flag("conv_bias"),
+    }
 
 
-def _attends(keys: Keys, layers: int) -> tuple[bool, ...]:
-    """Reads which layers attend: by `layer_types`, else by the numbers in `full_attn_idxs`, else all."""
-    numbers, types = keys.take("full_attn_idxs", None), listed_types(keys, layers, KINDS)
-    if types is None:
-        if numbers is None:
-            return (True,) * layers
-        if not isinstance(numbers, list) or not all(isinstance(n, int) and 0 <= n < layers for n in numbers):
-            raise keys.fail(f"full_attn_idxs must be numbers of the {layers} layers, not {numbers!r}")
-        return tuple(layer in numbers for layer in range(layers))
-    return tuple(kind == "full_attention" for kind in types)
+def _attends(keys: Keys, numbers: Any, layers: int) -> tuple[bool, ...]:
+    """Returns which layers attend: those in `full_attn_idxs`; where it isn't given all."""
+    if numbers is None:
+        return (True,) * layers
+    if not isinstance(numbers, list) or not all(isinstance(n, int) and 0 <= n < layers for n in numbers):
+        raise keys.fail(f"full_attn_idxs must be numbers of the {layers} layers, not {numbers!r}")
+    return tuple(layer in numbers for layer in range(layers))
 
 
 def _middle(keys: Keys, size: int) -> int:
@@ -80,9 +85,9 @@ def _middle(keys: Keys, size: int) -> int:
     return rounded
 
 
-def _same_sizes(keys: Keys, fields: dict[str, Any], eps: float) -> None:
+def _same_sizes(keys: Keys, fields: dict[str, Any]) -> None:
     """Passes over keys that published configs have and nothing reads; those that say another size stay, refused."""
-    hidden = fields["hidden_size"]
+    hidden, eps = fields["hidden_size"], fields["rms_norm_eps"]
     keys.past(
         block_dim=hidden, conv_dim=hidden, conv_dim_out=hidden, block_norm_eps=eps, num_heads=fields["heads"],
         use_pos_enc=True, block_use_swiglu=True,
@@ -91,8 +96,8 @@ def _same_sizes(keys: Keys, fields: dict[str, Any], eps: float) -> None:
         keys.rest.pop(name, None)
 
 
-def build(config: Lfm2Config, make: Maker) -> Decoder:
-    """Makes the model, its weights not filled."""
+def build(config: ConvConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None) -> Decoder:
+    """Makes the model, its weights not filled. feed_forward: layer, the name of its part -> the part; None: an MLP."""
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
     from penstock.models.decoder import Decoder
@@ -111,7 +116,11 @@ def build(config: Lfm2Config, make: Maker) -> Decoder:
             mixer: Any = make.attention(f"{at}.self_attn", hidden, shape, c.rope, norms=norms, out="out_proj")
         else:
             mixer = make.short_conv(f"{at}.conv", hidden, c.taps, bias=c.conv_bias)
-        mlp = make.mlp(f"{at}.feed_forward", hidden, c.intermediate_size, names=("w1", "w3", "w2"))
+        part = f"{at}.feed_forward"
+        if feed_forward is None:
+            mlp: FeedForward = make.mlp(part, hidden, c.intermediate_size, names=NAMES)
+        else:
+            mlp = feed_forward(number, part)
         return DecoderLayer(before, mixer, between, mlp)
 
     norm = make.norm("model.embedding_norm.weight", hidden, c.rms_norm_eps)

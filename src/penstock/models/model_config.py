@@ -45,6 +45,7 @@ class ModelConfig:
     bos_id: int | None = None
     quantization: StoredQuantization | None = None  # how the checkpoint's matrices are stored; None: in floats
     text_part: TextOfWhole | None = None  # of a multimodal checkpoint
+    left_out: tuple[str, ...] = ()  # how tensors begin that a checkpoint has for what is not served: drafting heads
     eos_ids: tuple[int, ...] = ()  # config.json's; generation_config.json's come first: see `end_ids`
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense
+from penstock.models.dense import DenseConfig, build_dense, given_window, past_own_code, read_dense
 from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
@@ -17,13 +17,11 @@ build = build_dense
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     """Reads config.json. Published ones name code that came before transformers had its own (`auto_map`)."""
-    code = keys.rest.get("auto_map")
-    if isinstance(code, dict) and code.get("AutoModelForCausalLM") == "modeling_phi3.Phi3ForCausalLM":
-        keys.take("auto_map")
+    past_own_code(keys, "modeling_phi3.Phi3ForCausalLM")
     scaling = keys.rest.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("type") in ("su", "yarn"):  # longrope's first names
         keys.rest["rope_scaling"] = scaling | {"type": "longrope"}
-    fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=partial(read_rope, partial=1.0))
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=partial(read_rope, part=1.0))
     keys.take("original_max_position_embeddings", None)  # longrope has read it
     window = given_window(keys, None)
     sees_all = window is None or window >= fields["context"]

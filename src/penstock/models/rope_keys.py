@@ -16,22 +16,18 @@ _HARMLESS = {"partial_rotary_factor": 1.0}  # the whole head is rotated
 
 
 def read_rope(
-    keys: Keys,
-    max_position_embeddings: int,
-    width: int,
-    *,
-    theta: float = DEFAULT_THETA,
-    partial: float | None = None,
-    of_images: bool = False,
-) -> RopeConfig:
+    keys: Keys, max_position_embeddings: int, width: int, *, theta: float = DEFAULT_THETA, part: float | None = None,
+    neighbours: bool = False, of_images: bool = False,
+) -> RopeConfig:  # fmt: skip
     """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name.
 
-    width: of a head.   theta: where the file doesn't say.   partial: the share of a head that turns where the file
-    doesn't say; None: the model type turns all of it.   of_images: positions of images may be told; text has none.
+    width: of a head.   theta: where the file doesn't say.   part: of a head that turns, likewise; None: the model type
+    turns all.   neighbours: as in RopeConfig.   of_images: positions of images may be told, which text doesn't
+    have.
     """
     rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
-    part = 1.0 if partial is None else _part(keys, rope, width, partial)
+    part = 1.0 if part is None else _part(keys, rope, width, part)
     if of_images:
         rope.take("mrope_section", None)
         rope.take("mrope_interleaved", None)
@@ -52,7 +48,7 @@ def read_rope(
             f"rope_type {kind!r} is not supported: supported are default, dynamic, linear, llama3, longrope, yarn"
         )
     rope.note_rest(_HARMLESS)
-    return replace(config, part=part)
+    return replace(config, part=part, neighbours=neighbours)
 
 
 def need_rope(keys: Keys) -> None:

@@ -109,7 +109,7 @@ def _check(entries: dict[str, Entry], model: Decoder, folder: Path) -> None:
     for name, entry in entries.items():
         if name in wanted or name in again:
             _check_entry(entry, *(wanted.get(name) or again[name]))
-        elif not name.endswith(UNREAD):
+        elif not name.endswith(UNREAD) and not name.startswith(config.left_out):
             raise CheckpointError(
                 f"{entry.shard} holds tensor {shown(name)}, which a {config.architecture} with this config.json "
                 "doesn't have: config.json and weights must be of one model"

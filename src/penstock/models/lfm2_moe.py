@@ -1,0 +1,61 @@
+"""LFM2 with experts on all but its first layers, chosen and weighed by sigmoids, a bias added for the choice alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.kernels.routing import Routing
+from penstock.models import lfm2
+from penstock.models.experts import read_experts, read_sigmoids
+from penstock.models.keys import MOST, Keys
+
+if TYPE_CHECKING:
+    from penstock.layers.maker import Maker
+    from penstock.layers.mlp import FeedForward
+    from penstock.models.decoder import Decoder
+
+ARCHITECTURE = "Lfm2MoeForCausalLM"
+ADDED = 1e-6  # to what a token's weights are divided by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvMoeConfig(lfm2.ConvConfig):
+    """dense_layers: so many of the first have an MLP.   corrected: whether experts are chosen with a bias."""
+
+    experts: int
+    routing: Routing
+    expert_size: int
+    dense_layers: int
+    corrected: bool
+
+
+def read(keys: Keys, named: dict[str, Any]) -> ConvMoeConfig:
+    """Reads config.json."""
+    fields = lfm2.read_conv(keys, named)
+    if not fields["attends"]:
+        raise keys.fail("key 'layer_types' is missing: take the model's complete config.json")
+    experts, each = read_experts(keys, 32, 4)
+    return ConvMoeConfig(
+        **fields,
+        experts=experts,
+        routing=read_sigmoids(keys, each, added=ADDED),
+        expert_size=keys.count("moe_intermediate_size", 1792, high=MOST),
+        dense_layers=keys.count("num_dense_layers", 2, low=0),
+        corrected=keys.flag("use_expert_bias", True),
+    )
+
+
+def build(config: ConvMoeConfig, make: Maker) -> Decoder:
+    """Makes the model, its weights not filled."""
+    from penstock.quant.weight import Part
+
+    c, hidden = config, config.hidden_size
+
+    def feed_forward(layer: int, at: str) -> FeedForward:
+        if layer < c.dense_layers:
+            return make.mlp(at, hidden, c.intermediate_size, names=lfm2.NAMES)
+        correction = Part(f"{at}.expert_bias", (c.experts,)) if c.corrected else None
+        return make.moe(at, hidden, c.expert_size, c.experts, c.routing, names=lfm2.NAMES, correction=correction)
+
+    return lfm2.build(config, make, feed_forward)

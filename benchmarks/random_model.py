@@ -139,6 +139,20 @@ _GEMMA3 = {
     "layer_types": [("full" if layer % 6 == 5 else "sliding") + "_attention" for layer in range(34)],
     "attn_logit_softcapping": None, "final_logit_softcapping": None,
 }  # fmt: skip
+_QWEN3_5 = {
+    "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "rms_norm_eps": 1e-6,
+    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "partial_rotary_factor": 0.25, "attn_output_gate": True,
+    "mamba_ssm_dtype": "float32",
+}  # fmt: skip
+_QWEN3_5_MOE = _QWEN3_5 | {
+    "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_experts": 256,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+}  # fmt: skip
+_LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": False,
+    "block_auto_adjust_ff_dim": False, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "rms_norm_eps": None,
+}  # fmt: skip
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -166,6 +180,18 @@ SHAPES = {
         Shape(
             name="gemma-3-4b", hidden=2560, layers=34, heads=8, kv_heads=4, head_dim=256, intermediate=10_240,
             vocab=262_208, tied=True, theta=1_000_000.0, context=131_072, ends=2048, other=_GEMMA3,
+        ),
+        Shape(
+            name="qwen3.5-9b", hidden=4096, layers=32, heads=16, kv_heads=4, head_dim=256, intermediate=12_288,
+            vocab=248_320, tied=False, theta=10_000_000.0, context=262_144, ends=1940, other=_QWEN3_5,
+        ),
+        Shape(
+            name="qwen3.5-35b-a3b", hidden=2048, layers=40, heads=16, kv_heads=2, head_dim=256, intermediate=512,
+            vocab=248_320, tied=False, theta=10_000_000.0, context=262_144, ends=1940, other=_QWEN3_5_MOE,
+        ),
+        Shape(
+            name="lfm2-350m", hidden=1024, layers=16, heads=16, kv_heads=8, head_dim=64, intermediate=4608,
+            vocab=65_536, tied=True, theta=1_000_000.0, context=128_000, ends=512, other=_LFM2,
         ),
         Shape(  # of no real model: what two cores can serve, and larger than the demo
             name="llama-40m", hidden=512, layers=12, heads=8, kv_heads=4, head_dim=64, intermediate=1536,

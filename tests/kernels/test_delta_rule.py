@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
+from delta_cases import drawn, empty, in_fp64, made
 from state_steps import step
 from torch import Tensor
 
@@ -23,52 +24,6 @@ BOTH = pytest.mark.parametrize("rule", [plain.delta_rule, triton.delta_rule], id
 SHAPES = pytest.mark.parametrize(
     "heads", [DeltaHeads(2, 4, 16, 16), DeltaHeads(1, 3, 24, 20), DeltaHeads(2, 2, 32, 64)], ids=str
 )
-
-
-def made(heads: DeltaHeads, taps: int = 4) -> DeltaWeights:
-    draw = torch.Generator().manual_seed(7)
-    return DeltaWeights(
-        taps=torch.randn(heads.channels, taps, generator=draw) * 0.5,
-        decay=-torch.rand(heads.value_heads, generator=draw) * 2 - 0.01,
-        step_bias=torch.randn(heads.value_heads, generator=draw),
-        norm=1 + 0.3 * torch.randn(heads.value_width, generator=draw),
-        eps=1e-6,
-    )
-
-
-def drawn(tokens: int, heads: DeltaHeads, seed: int = 0) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    given = torch.randn(tokens, heads.channels + heads.value_size, generator=draw)
-    return given, torch.randn(tokens, 2 * heads.value_heads, generator=draw)
-
-
-def empty(heads: DeltaHeads, slots: int, taps: int = 4) -> tuple[Tensor, Tensor]:
-    """A window and a matrix of each slot."""
-    shape = (slots, heads.value_heads, heads.value_width, heads.key_width)
-    return torch.zeros(slots, taps, heads.channels), torch.zeros(shape)
-
-
-def in_fp64(given: Tensor, rates: Tensor, h: DeltaHeads, w: DeltaWeights) -> Tensor:
-    """A sequence from its beginning, token by token, by the rule's own lines."""
-    given, rates = given.double(), rates.double()
-    before = torch.zeros(w.taps.shape[1] - 1, h.channels, dtype=torch.float64)
-    seen = torch.cat((before, given[:, : h.channels]))
-    mixed = sum(seen[tap : tap + len(given)] * w.taps[:, tap].double() for tap in range(w.taps.shape[1]))
-    mixed = mixed * mixed.sigmoid()
-    state = torch.zeros(h.value_heads, h.value_width, h.key_width, dtype=torch.float64)
-    answers = []
-    for token, (each, rate, size) in enumerate(zip(mixed, *rates.split(h.value_heads, 1), strict=True)):
-        q, k, v = each.split((h.key_size, h.key_size, h.value_size))
-        q, k = (x.view(h.key_heads, -1).repeat_interleave(h.value_heads // h.key_heads, 0) for x in (q, k))
-        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-        state = state * (w.decay.double() * torch.log1p((size + w.step_bias).exp())).exp()[:, None, None]
-        found = (state @ k[:, :, None])[:, :, 0]
-        state = state + (rate.sigmoid()[:, None] * (v.view(h.value_heads, -1) - found))[:, :, None] * k[:, None]
-        answer = (state @ q[:, :, None])[:, :, 0] * h.key_width**-0.5
-        z = given[token, h.channels :].view(answer.shape)
-        normed = answer / (answer.square().mean(-1, keepdim=True) + w.eps).sqrt() * w.norm.double()
-        answers.append((normed * z * z.sigmoid()).flatten())
-    return torch.stack(answers)
 
 
 @BOTH

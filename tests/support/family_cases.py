@@ -44,6 +44,12 @@ YARN_MSCALE = {"rope_parameters": YARN["rope_parameters"] | {"mscale": 0.8, "msc
 YARN_ATTENTION = {"rope_parameters": YARN["rope_parameters"] | {"attention_factor": 1.3, "beta_fast": 4.0}}
 TIED = {"tie_word_embeddings": True}
 BIASES = {"attention_bias": True}
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+    "full_attention_interval": 2, "rope_parameters":
+    {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25, "mrope_section": [4, 2, 2]},
+}  # fmt: skip
+SHARED = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
 
 
 def heads(query: int, kv: int, width: int) -> dict[str, int]:
@@ -139,6 +145,18 @@ CASES: dict[str, Case] = {
     "lfm2_moe 4/2 of 32": (
         "Lfm2Moe", {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": CONVS, "num_experts": 6}
         | { "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1} | THREE,
+    ),
+    "qwen3_5 4/2 of 64, a quarter turns, 2/4 delta heads of 64": (
+        "Qwen3_5Text", heads(4, 2, 64) | DELTA | THREE,
+    ),
+    "qwen3_5 2/1 of 256, 2/2 delta heads of 128 and 64": (
+        "Qwen3_5Text", heads(2, 1, 256) | DELTA | {"linear_key_head_dim": 128, "linear_num_value_heads": 2},
+    ),
+    "qwen3_5_moe 4/2 of 64": (
+        "Qwen3_5MoeText", heads(4, 2, 64) | DELTA | SHARED | {"num_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "qwen3_next 4/1 of 64": (
+        "Qwen3Next", heads(4, 1, 64) | DELTA | SHARED | {"num_experts": 6, "num_experts_per_tok": 2},
     ),
     "gpt_oss 4/2 of 64, window 37": (
         "GptOss", heads(4, 2, 64) | YARN | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 37},

@@ -57,6 +57,16 @@ def _block_of(start, number, chunks, SEARCH: tl.constexpr):
 
 
 @triton.jit
+def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """inverse [64, 64] of 1 + system within blocks of SIZE -> the same within blocks of twice that."""
+    token = tl.arange(0, BLOCK)
+    row, column = token[:, None] // SIZE, token[None, :] // SIZE
+    corner = tl.where((row // 2 == column // 2) & (row > column), system, 0.0)
+    step = tl.dot(inverse, corner, input_precision=PRECISION)
+    return inverse - tl.dot(step, inverse, input_precision=PRECISION)
+
+
+@triton.jit
 def _inverse(system, PRECISION: tl.constexpr):
     """system [64, 64], below its diagonal -> the inverse of 1 + system: row by row within blocks of 16, which are then
     put together by [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
@@ -72,14 +82,7 @@ def _inverse(system, PRECISION: tl.constexpr):
         small = tl.where(here, new[:, None, :], small)
     small += tl.where(inner[None, :, None] == inner[None, None, :], 1.0, 0.0)
     whole = tl.reshape(tl.where(own, small[:, :, None, :], 0.0), (BLOCK, BLOCK))
-    token = tl.arange(0, BLOCK)
-    for twice in tl.static_range(2):
-        size: tl.constexpr = SMALL << twice
-        row, column = token[:, None] // size, token[None, :] // size
-        corner = tl.where((row // 2 == column // 2) & (row > column), system, 0.0)
-        step = tl.dot(whole, corner, input_precision=PRECISION)
-        whole -= tl.dot(step, whole, input_precision=PRECISION)
-    return whole
+    return _joined(_joined(whole, system, SMALL, PRECISION), system, 2 * SMALL, PRECISION)
 
 
 @triton.jit
@@ -214,7 +217,7 @@ def delta_chunks(
     _blocks[(tokens // BLOCK.value + chunks, h.value_heads)](
         mixed, rates, w.decay, w.step_bias, start, new_k, new_v, scores, to_q, to_k, totals, rows, chunks,
         h.key_width**-0.5, NORM_EPS, **shape, KEYS=keys, VALUES=values, SEARCH=max(1, chunks.bit_length()),
-        PRECISION=exact, num_warps=4,
+        PRECISION=exact, num_warps=8,
     )  # fmt: skip
     answers, part = empty(h.value_size), min(_VALUES, values)
     _carry[(chunks, h.value_heads, cdiv(h.value_width, part))](

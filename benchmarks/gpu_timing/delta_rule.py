@@ -43,7 +43,7 @@ def given(tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def states(slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    matrix = torch.zeros(slots, HEADS.value_heads, HEADS.value_width, HEADS.key_width, dtype=dtype, device=GPU)
+    matrix = torch.zeros(slots, HEADS.value_heads, HEADS.key_width, HEADS.value_width, dtype=dtype, device=GPU)
     return torch.zeros(slots, TAPS, HEADS.channels, dtype=B, device=GPU), matrix
 
 

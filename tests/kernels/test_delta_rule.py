@@ -58,7 +58,7 @@ def test_however_a_sequence_is_cut(rule: Rule, heads: DeltaHeads) -> None:
 def test_a_row_that_does_not_fold_answers_as_it_did(rule: Rule) -> None:
     heads = DeltaHeads(2, 4, 16, 16)
     weights, (given, rates) = made(heads), drawn(2, heads)
-    window, matrix = (torch.randn(each.shape, generator=torch.Generator().manual_seed(2)) for each in empty(heads, 4))
+    window, matrix = (each.normal_(generator=torch.Generator().manual_seed(2)) for each in empty(heads, 4))
     first = rule(given, rates, heads, weights, window, matrix, step([(1, 7, True), (2, 4, True)], []))
     held = window.clone(), matrix.clone()
     again = rule(given, rates, heads, weights, window, matrix, step([(1, 7, False), (2, 5, True)], []))
@@ -76,7 +76,7 @@ def test_the_columns_agree_beside_each_other() -> None:
     found: list[Any] = []
     for rule in (plain.delta_rule, triton.delta_rule):
         draw = torch.Generator().manual_seed(2)
-        window, matrix = (torch.randn(each.shape, generator=draw) for each in empty(heads, 6))
+        window, matrix = (each.normal_(generator=draw) for each in empty(heads, 6))
         found.append((rule(given, rates, heads, weights, window, matrix, asked), window, matrix))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -26,7 +26,7 @@ def test_chunks_then_rows_are_what_fp64_gives(heads: DeltaHeads, dtype: torch.dt
     weights = made(heads, device="cuda", dtype=dtype)
     given = [[x.to("cuda", dtype) for x in drawn(tokens, heads, seed)] for seed in range(3)]
     right = [in_fp64(*(x.cpu() for x in each), heads, made(heads, dtype=dtype)) for each in given]
-    window, matrix = (x.cuda() for x in empty(heads, 6, dtype=dtype))
+    window, matrix = empty(heads, 6, dtype=dtype, device="cuda")
     found: list[list[torch.Tensor]] = [[], [], []]
     at = [0, 0, 0]
     for number, cut in enumerate(cuts):  # at each step a sequence takes another cut, and one a row

@@ -19,6 +19,11 @@ Conv = Callable[..., Tensor]
 BOTH = pytest.mark.parametrize("conv", [plain.short_conv, triton.short_conv], ids=["reference", "triton"])
 
 
+def windows(slots: int, taps: int, channels: int) -> Tensor:
+    """Empty ones, beside which a slot has something else."""
+    return torch.zeros(slots, taps * channels + 8)[:, 8:].unflatten(1, (taps, channels))
+
+
 def drawn(tokens: int, channels: int, seed: int = 0) -> Tensor:
     return torch.randn(tokens, 3 * channels, generator=torch.Generator().manual_seed(seed))
 
@@ -41,7 +46,7 @@ def test_however_a_sequence_is_cut(conv: Conv, taps: int, biased: bool) -> None:
     weight = torch.randn(channels, taps, generator=torch.Generator().manual_seed(9))
     bias = torch.randn(channels, generator=torch.Generator().manual_seed(8)) if biased else None
     given = [drawn(tokens, channels, seed) for seed in range(2)]
-    window = torch.zeros(5, taps, channels)
+    window = windows(5, taps, channels)
     whole = [conv(each, weight, bias, window, step([], [(slot, 0, tokens)])) for slot, each in enumerate(given)]
     for each, found in zip(given, whole, strict=True):
         torch.testing.assert_close(found.double(), in_fp64(each, weight, bias), rtol=1e-5, atol=1e-5)
@@ -67,7 +72,7 @@ def test_however_a_sequence_is_cut(conv: Conv, taps: int, biased: bool) -> None:
 @BOTH
 def test_a_row_that_does_not_fold_answers_as_it_did(conv: Conv) -> None:
     channels, weight = 8, torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
-    window = torch.randn(4, 3, channels, generator=torch.Generator().manual_seed(2))
+    window = windows(4, 3, channels).normal_(generator=torch.Generator().manual_seed(2))
     given = drawn(2, channels)
     first = conv(given, weight, None, window, step([(1, 7, True), (2, 4, True)], []))
     held = window.clone()
@@ -80,12 +85,12 @@ def test_a_row_that_does_not_fold_answers_as_it_did(conv: Conv) -> None:
 def test_the_columns_agree_beside_each_other() -> None:
     """Rows and chunks in one step; in the interpreter a sum may be taken with one rounding less."""
     channels, weight = 40, torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
-    windows = [torch.randn(6, 3, channels, generator=torch.Generator().manual_seed(2)) for _ in range(2)]
+    held = [windows(6, 3, channels).normal_(generator=torch.Generator().manual_seed(2)) for _ in range(2)]
     given = drawn(3 + 9, channels)
     asked = step([(0, 3, True), (5, 8, False), (1, 1, True)], [(2, 4, 7), (4, 0, 2)])
     one, other = (
         conv(given, weight, None, window, asked)
-        for conv, window in zip((plain.short_conv, triton.short_conv), windows, strict=True)
+        for conv, window in zip((plain.short_conv, triton.short_conv), held, strict=True)
     )
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    assert torch.equal(*windows)
+    assert torch.equal(*held)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.delta_rule import DeltaHeads, DeltaWeights
+from penstock.kernels.state_forms import RecurrentForm, StatePart
 
 
 def made(heads: DeltaHeads, taps: int = 4, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> DeltaWeights:
@@ -25,10 +26,15 @@ def drawn(tokens: int, heads: DeltaHeads, seed: int = 0) -> tuple[Tensor, Tensor
     return given, torch.randn(tokens, 2 * heads.value_heads, generator=draw)
 
 
-def empty(heads: DeltaHeads, slots: int, taps: int = 4, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """A window and a matrix of each slot."""
-    shape = (slots, heads.value_heads, heads.value_width, heads.key_width)
-    return torch.zeros(slots, taps, heads.channels, dtype=dtype), torch.zeros(shape)
+def empty(
+    heads: DeltaHeads, slots: int, taps: int = 4, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """A window and a matrix of each slot, as an engine has them: parts of one slot."""
+    window = StatePart("window", (taps, heads.channels), dtype)
+    matrix = StatePart("matrix", (heads.value_heads, heads.key_width, heads.value_width), torch.float32)
+    form = RecurrentForm((window, matrix))
+    views = form.over(torch.zeros(slots, form.slot_bytes, dtype=torch.uint8, device=device))
+    return views["window"], views["matrix"]
 
 
 def in_fp64(given: Tensor, rates: Tensor, h: DeltaHeads, w: DeltaWeights) -> Tensor:

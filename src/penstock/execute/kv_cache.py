@@ -47,9 +47,12 @@ class KvCache:
         device: torch.device,
         places: tuple[int, ...] | None = None,
         slots: int = 0,
+        *,
+        shared: bool = False,
     ) -> None:
         """keepers: by block of the model. places: number of the storage of each keeper with pages of its own, where
-        such keepers share them; None: each has its own. slots: of recurrent state."""
+        such keepers share them; None: each has its own. slots: of recurrent state.   shared: all slots
+        are one, for steps whose answers nobody reads."""
         owners = [keeper for each in keepers for keeper in each if keeper.source is None]
         paged = [(id(owner), owner.form) for owner in owners if not isinstance(owner.form, RecurrentForm)]
         places = tuple(range(len(paged))) if places is None else places
@@ -61,8 +64,8 @@ class KvCache:
         self._slots: list[Tensor] = []
         for owner in owners:
             if isinstance(owner.form, RecurrentForm):
-                self._slots.append(zeros((slots, owner.form.slot_bytes), torch.uint8, device))
-                views[id(owner)] = owner.form.over(self._slots[-1])
+                self._slots.append(zeros((1 if shared else slots, owner.form.slot_bytes), torch.uint8, device))
+                views[id(owner)] = owner.form.over(self._slots[-1].expand(slots, -1))
         self.layers = [tuple(views[id(keeper.source or keeper)] for keeper in each) for each in keepers]
         self.slot_token = zeros((blocks, BLOCK_SIZE), torch.int32, device)
         self.dump_block = blocks - 1

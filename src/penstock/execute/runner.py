@@ -296,7 +296,8 @@ def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: boo
     if not choose_rows(ops).compiled:
         return
     pages = pages_of(model, limits.max_model_len)
-    kv = KvCache(model.keepers, 3, model.device, None if pages is None else pages.place, limits.max_rows + 2)
+    places = None if pages is None else pages.place
+    kv = KvCache(model.keepers, 3, model.device, places, limits.max_rows + 2, shared=True)
     warm(_step(model, ops, limits, (), kv, MappedMasks(model.device), pages), limits, grouping)
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)

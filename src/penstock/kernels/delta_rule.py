@@ -1,9 +1,9 @@
 """What a gated delta rule is made of: its heads, its small weights (arXiv:2412.06464). It knows shapes; no kernel.
 
-A value head h keeps a matrix S [value width, key width] of a sequence, and a token with key k, value v and query q,
+A value head h keeps a matrix S [key width, value width] of a sequence, and a token with key k, value v and query q,
 which it shares with value heads of the same key head, changes it by a decay a in (0, 1) and a rate b in (0, 1):
 
-    S <- a S + b (v - a S k) k^T        answer: S q
+    S <- a S + k b (v - a k S)        answer: q S
 
     a = exp(decay * softplus(given + step bias))    decay = -exp(A_log)    b = sigmoid(given)
 

@@ -77,7 +77,7 @@ class DeltaRule(Protocol):
 
     given `[T, channels + value_size]`: q, k and v before the convolution, and z; its rows may stand apart. rates
     `[T, 2 * value_heads]`: what b is made of, then what a is. window `[slots, taps, channels]` as for a gated
-    convolution; matrix `[slots, value_heads, value_width, key_width]` of any float dtype, changed in float32.
+    convolution, matrix `[slots, value_heads, key_width, value_width]` of any float dtype, changed in float32.
     `inputs.states` says which slot a row or chunk has, and whether a row's newest token changes it. Returns
     `[T, value_size]`. q, k and v are rounded behind silu, the answer before and behind its norm.
     """

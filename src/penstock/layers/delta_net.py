@@ -17,7 +17,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.short_conv import WINDOW
 from penstock.quant.weight import Weight
 
-MATRIX = "matrix"  # the part of its state: [value_heads, value_width, key_width]
+MATRIX = "matrix"  # the part of its state: [value_heads, key_width, value_width]
 
 
 @dataclass(slots=True)

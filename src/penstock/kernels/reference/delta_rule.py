@@ -23,7 +23,7 @@ def delta_rule(
     inputs: StepInputs,
 ) -> Tensor:  # fmt: skip
     """given [T, channels + value_size]: q, k, v, then z; rates [T, 2 * value_heads]; window [slots, taps, channels];
-    matrix [slots, value_heads, value_width, key_width] -> [T, value_size]. The contract is `ops.DeltaRule`."""
+    matrix [slots, value_heads, key_width, value_width] -> [T, value_size]. The contract is `ops.DeltaRule`."""
     h, states, rows = heads, inputs.states, inputs.rows
     assert states is not None, "a layer with a recurrent matrix has slots"
     came, z = given[:, : h.channels], given[:, h.channels :]
@@ -61,25 +61,25 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, decay: Tensor, matrix: 
     slots = states.slots.long()
     held = matrix.index_select(0, slots).float()
     decayed = held * decay.exp()[:, :, None, None]
-    found = (decayed * k[:, :, None]).sum(-1)
-    new = decayed + ((v - found) * rate[:, :, None])[..., None] * k[:, :, None]
+    found = (decayed * k[..., None]).sum(-2)
+    new = decayed + ((v - found) * rate[:, :, None])[:, :, None] * k[..., None]
     new = torch.where(states.folds[:, None, None, None], new, held)
     matrix.index_copy_(0, slots, new.to(matrix.dtype))
-    return (new * q[:, :, None]).sum(-1)
+    return (new * q[..., None]).sum(-2)
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """q, k [n, H, K], v [n, H, V], rate, decay [n, H], state [H, V, K] -> [n, H, V] and the state behind them."""
+    """q, k [n, H, K], v [n, H, V], rate, decay [n, H], state [H, K, V] -> [n, H, V] and the state behind them."""
     q, k, v, rate, decay = (x.transpose(0, 1) for x in (q, k, v, rate, decay))
     total = decay.cumsum(1)
     between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()  # [H, n, n]: decays from token j to i
     system = rate[..., None] * (k @ k.transpose(1, 2)) * between  # and ones on its diagonal
     since = total.exp()[..., None]
-    right = rate[..., None] * (v - since * (k @ state.transpose(1, 2)))
+    right = rate[..., None] * (v - since * (k @ state))
     writes = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    out = since * (q @ state.transpose(1, 2)) + (q @ k.transpose(1, 2) * between) @ writes
+    out = since * (q @ state) + (q @ k.transpose(1, 2) * between) @ writes
     left = (total[:, -1:] - total).exp()[..., None]
-    return out.transpose(0, 1), state * since[:, -1:] + writes.transpose(1, 2) @ (left * k)
+    return out.transpose(0, 1), state * since[:, -1:] + (left * k).transpose(1, 2) @ writes
 
 
 def _gated_norm(x: Tensor, z: Tensor, weights: DeltaWeights) -> Tensor:

@@ -2,7 +2,7 @@
 
 Five launches: the convolution, its windows, what each block needs of itself (a triangular system's inverse, all blocks
 at once), the states from block to block with the answers (a program a chunk, value head and part of its values), and
-norm and gate. Which blocks there are is known on the device alone: chunk c's first has the number start[c] // 64 + c.
+norm and gate. Which blocks there are is known on the device alone (`short_conv.block_of`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from torch import Tensor
 from penstock.kernels.delta_rule import NORM_EPS, DeltaHeads, DeltaWeights
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
-from penstock.kernels.triton.short_conv import convolve_chunks
+from penstock.kernels.triton.short_conv import block_of, convolve_chunks
 
 BLOCK = tl.constexpr(64)  # tokens
 SMALL = tl.constexpr(16)  # of which a block's inverse begins
 _VALUES = 32  # of a program that carries a state
+_STAGES = 2  # blocks that it loads ahead, and one
+_BLOCK_WARPS, _CARRY_WARPS = 8, 4
 
 
 @triton.jit
@@ -41,19 +43,6 @@ def gated_norm(x, z, norm, lane, there, eps, WIDTH: tl.constexpr, dtype: tl.cons
     normed = (x * tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)[:, None]).to(dtype).to(tl.float32)
     weighed = (normed * tl.load(norm + lane, mask=there, other=0.0).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
     return weighed * silu(z)
-
-
-@triton.jit
-def _block_of(start, number, chunks, SEARCH: tl.constexpr):
-    """The chunk that block `number` is of, its first token and how many it has (0 or less: there is no such block)."""
-    low, high = 0, chunks
-    for _ in tl.static_range(SEARCH):
-        middle = (low + high) // 2
-        begins = tl.load(start + middle) // BLOCK + middle <= number
-        low, high = tl.where(begins & (middle > low), middle, low), tl.where(begins, high, middle)
-    begin, end = tl.load(start + low), tl.load(start + low + 1)
-    first = begin + (number - begin // BLOCK - low) * BLOCK
-    return first, tl.minimum(end - first, BLOCK)
 
 
 @triton.jit
@@ -94,7 +83,7 @@ def _blocks(
     """A program a block and value head. Writes, for each token: its key and value behind the inverse (new_k, new_v),
     its scores with the block's tokens, what q and k are multiplied by later, the logarithm of decays since the block
     began."""
-    first, count = _block_of(start, tl.program_id(0), chunks, SEARCH)
+    _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK, SEARCH)
     head = tl.program_id(1)
     if count > 0:
         token = tl.arange(0, BLOCK)
@@ -137,7 +126,7 @@ def _blocks(
 
 @triton.jit
 def _carry(
-    mixed, new_k, new_v, scores, to_q, to_k, totals, start, matrix, slots, out, KEY_HEADS: tl.constexpr,
+    mixed, new_k, new_v, scores, to_q, to_k, totals, start, matrix, slots, out, slot_stride, KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -149,8 +138,8 @@ def _carry(
     is_key, is_value = key < KEY, value < VALUE
     channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
     dtype = mixed.dtype.element_ty
-    held = matrix + (tl.load(slots + chunk).to(tl.int64) * VALUE_HEADS + head) * (KEY * VALUE)
-    held = held + key[:, None] + value[None, :] * KEY
+    held = matrix + tl.load(slots + chunk).to(tl.int64) * slot_stride + head * (KEY * VALUE)
+    held = held + key[:, None] * VALUE + value[None, :]
     kept = is_key[:, None] & is_value[None, :]
     state = tl.load(held, mask=kept, other=0.0).to(tl.float32)
     for first in range(begin, end, BLOCK):
@@ -212,17 +201,18 @@ def delta_chunks(
     new_k, new_v, scores = (empty(h.value_heads, width) for width in (h.key_width, h.value_width, BLOCK.value))
     to_q, to_k, totals = (empty(h.value_heads, dtype=torch.float32) for _ in range(3))
     keys, values = (max(16, next_power_of_2(width)) for width in (h.key_width, h.value_width))
-    exact = "ieee" if given.dtype == torch.float32 else "tf32"
+    wide = given.dtype == torch.float32
+    exact, stages = ("ieee", 1) if wide else ("tf32", _STAGES)
     shape = {"KEY_HEADS": h.key_heads, "VALUE_HEADS": h.value_heads, "KEY": h.key_width, "VALUE": h.value_width}
     _blocks[(tokens // BLOCK.value + chunks, h.value_heads)](
         mixed, rates, w.decay, w.step_bias, start, new_k, new_v, scores, to_q, to_k, totals, rows, chunks,
         h.key_width**-0.5, NORM_EPS, **shape, KEYS=keys, VALUES=values, SEARCH=max(1, chunks.bit_length()),
-        PRECISION=exact, num_warps=8,
+        PRECISION=exact, num_warps=_BLOCK_WARPS, num_stages=1,
     )  # fmt: skip
     answers, part = empty(h.value_size), min(_VALUES, values)
     _carry[(chunks, h.value_heads, cdiv(h.value_width, part))](
-        mixed, new_k, new_v, scores, to_q, to_k, totals, start, matrix, states.chunk_slots, answers, **shape,
-        KEYS=keys, VALUES=part, PRECISION=exact, num_warps=4,
+        mixed, new_k, new_v, scores, to_q, to_k, totals, start, matrix, states.chunk_slots, answers,
+        matrix.stride(0), **shape, KEYS=keys, VALUES=part, PRECISION=exact, num_warps=_CARRY_WARPS, num_stages=stages,
     )  # fmt: skip
     few = max(1, 1024 // values)
     _norm[(tokens, cdiv(h.value_heads, few))](

@@ -18,26 +18,28 @@ from penstock.kernels.triton.delta_chunks import delta_chunks, gated_norm, log_d
 from penstock.kernels.triton.grid import next_power_of_2
 from penstock.kernels.triton.short_conv import of_row
 
+_WARPS = 8
+
 
 @triton.jit
 def _rows(
-    given, rates, taps, decay, step_bias, norm, window, matrix, slots, folds, positions, out, stride, eps, scale,
-    unit_eps, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, TAPS: tl.constexpr,
+    given, rates, taps, decay, step_bias, norm, window, matrix, slots, folds, positions, out, window_stride,
+    matrix_stride, stride, eps, scale, unit_eps, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot, position, fold = tl.load(slots + row).to(tl.int64), tl.load(positions + row), tl.load(folds + row) != 0
+    of_window = slot * window_stride
     channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
     dtype = given.dtype.element_ty
     key, value = tl.arange(0, KEYS), tl.arange(0, VALUES)
     is_key, is_value = key < KEY, value < VALUE
     at = head // (VALUE_HEADS // KEY_HEADS) * KEY + key
     of_v = 2 * KEY_HEADS * KEY + head * VALUE + value
-    q = of_row(given, taps, window, slot, position, fold, row, stride, at, is_key, channels, TAPS, False)
-    k = of_row(
-        given, taps, window, slot, position, fold, row, stride, KEY_HEADS * KEY + at, is_key, channels, TAPS, False
-    )
-    v = of_row(given, taps, window, slot, position, fold, row, stride, of_v, is_value, channels, TAPS, False)
+    of_k = KEY_HEADS * KEY + at
+    q = of_row(given, taps, window, of_window, position, fold, row, stride, at, is_key, channels, TAPS, False)
+    k = of_row(given, taps, window, of_window, position, fold, row, stride, of_k, is_key, channels, TAPS, False)
+    v = of_row(given, taps, window, of_window, position, fold, row, stride, of_v, is_value, channels, TAPS, False)
     q, k, v = silu(q).to(dtype).to(tl.float32), silu(k).to(dtype).to(tl.float32), silu(v).to(dtype).to(tl.float32)
     q = q * (tl.rsqrt(tl.sum(q * q, axis=0) + unit_eps) * scale)
     k = k * tl.rsqrt(tl.sum(k * k, axis=0) + unit_eps)
@@ -45,14 +47,14 @@ def _rows(
     rate = 1.0 / (1.0 + tl.exp(-tl.load(of_head).to(tl.float32)))
     step = tl.load(of_head + VALUE_HEADS).to(tl.float32)
     left = tl.exp(log_decay(step, tl.load(step_bias + head), tl.load(decay + head)))
-    held = matrix + (slot * VALUE_HEADS + head) * (KEY * VALUE) + value[:, None] * KEY + key[None, :]
-    there = is_value[:, None] & is_key[None, :]
+    held = matrix + slot * matrix_stride + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
+    there = is_key[:, None] & is_value[None, :]
     state = tl.load(held, mask=there, other=0.0).to(tl.float32)
     decayed = state * left
-    found = tl.sum(decayed * k[None, :], axis=1)
-    state = tl.where(fold, decayed + ((v - found) * rate)[:, None] * k[None, :], state)
+    found = tl.sum(decayed * k[:, None], axis=0)
+    state = tl.where(fold, decayed + k[:, None] * ((v - found) * rate)[None, :], state)
     tl.store(held, state.to(matrix.dtype.element_ty), mask=there & fold)
-    answer = tl.sum(state * q[None, :], axis=1)[None, :]
+    answer = tl.sum(state * q[:, None], axis=0)[None, :]
     z = tl.load(given + row * stride + channels + head * VALUE + value, mask=is_value, other=0.0).to(tl.float32)
     answer = gated_norm(answer, z[None, :], norm, value, is_value, eps, VALUE, dtype)
     target = out + row * (VALUE_HEADS * VALUE) + head * VALUE + value
@@ -64,7 +66,7 @@ def delta_rule(
     inputs: StepInputs,
 ) -> Tensor:  # fmt: skip
     """given [T, channels + value_size], rates [T, 2 * value_heads], window [slots, taps, channels], matrix
-    [slots, value_heads, value_width, key_width] -> [T, value_size]. The contract is `ops.DeltaRule`."""
+    [slots, value_heads, key_width, value_width] -> [T, value_size]. The contract is `ops.DeltaRule`."""
     h, w, states, rows = heads, weights, inputs.states, inputs.rows
     assert states is not None, "a layer with a recurrent matrix has slots"
     assert rates.is_contiguous() and matrix[0].is_contiguous()
@@ -73,9 +75,10 @@ def delta_rule(
         keys, values = next_power_of_2(h.key_width), next_power_of_2(h.value_width)
         _rows[(rows, h.value_heads)](
             given, rates, w.taps, w.decay, w.step_bias, w.norm, window, matrix, states.slots,
-            states.folds.view(torch.uint8), inputs.positions, out, given.stride(0), w.eps, h.key_width**-0.5, NORM_EPS,
+            states.folds.view(torch.uint8), inputs.positions, out, window.stride(0), matrix.stride(0),
+            given.stride(0), w.eps, h.key_width**-0.5, NORM_EPS,
             KEY_HEADS=h.key_heads, VALUE_HEADS=h.value_heads, KEY=h.key_width, VALUE=h.value_width, KEYS=keys,
-            VALUES=values, TAPS=w.taps.shape[1], num_warps=max(1, min(8, keys * values // 2048)),
+            VALUES=values, TAPS=w.taps.shape[1], num_warps=max(1, min(_WARPS, keys * values // 2048)),
         )  # fmt: skip
     if inputs.prefill is not None and given.shape[0] > rows:
         delta_chunks(given, rates, h, w, window, matrix, inputs, out)

@@ -1,5 +1,5 @@
-"""Short causal convolutions, a program a token and some channels, and LFM2's with its two gates. It knows one layer's
-window; no layer.
+"""Short causal convolutions, a program a row or some tokens of a chunk, and some channels; LFM2's with its two gates.
+It knows one layer's window; no layer.
 
 A window is a ring: the token at position p lies at p % taps. So a row's programs may read the older tokens while
 another writes the newest, and a row that doesn't fold answers as it did. Tokens of a chunk read the window as it was
@@ -16,7 +16,8 @@ from torch import Tensor
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 
-_CHANNELS = 256  # of a program
+_CHANNELS = 256  # of a program of a row
+_TILE = (16, 128)  # tokens and channels of a program of a chunk
 
 
 @triton.jit
@@ -35,8 +36,9 @@ def of_row(
     given, weight, window, slot, position, fold, token, stride, channel, there, channels, TAPS: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
-    """A decode row's convolution; its newest token goes into the window if it folds. slot, token: int64."""
-    held = window + slot * channels * TAPS + channel
+    """A decode row's convolution; its newest token goes into the window if it folds. slot: numbers before its window;
+    token: int64."""
+    held = window + slot + channel
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS - 1):
         seen = tl.load(held + (position + 1 + tap) % TAPS * channels, mask=there, other=0.0).to(tl.float32)
@@ -48,14 +50,17 @@ def of_row(
 
 
 @triton.jit
-def chunk_of(start, at, chunks, SEARCH: tl.constexpr):
-    """The last chunk that begins at or before token `at` of the chunks' tokens."""
+def block_of(start, number, chunks, BLOCK: tl.constexpr, SEARCH: tl.constexpr):
+    """Chunks come in blocks of BLOCK tokens, chunk c's from the number start[c] // BLOCK + c on: the chunk that block
+    `number` is of, its first token, and how many it has (0 or less: there is no such block)."""
     low, high = 0, chunks
     for _ in tl.static_range(SEARCH):
         middle = (low + high) // 2
-        begins = tl.load(start + middle) <= at
+        begins = tl.load(start + middle) // BLOCK + middle <= number
         low, high = tl.where(begins & (middle > low), middle, low), tl.where(begins, high, middle)
-    return low
+    begin, end = tl.load(start + low), tl.load(start + low + 1)
+    first = begin + (number - begin // BLOCK - low) * BLOCK
+    return low, first, tl.minimum(end - first, BLOCK)
 
 
 @triton.jit
@@ -75,54 +80,58 @@ def _answer(
 
 @triton.jit
 def _rows(
-    given, weight, bias, window, slots, folds, positions, out, stride, channels, TAPS: tl.constexpr,
+    given, weight, bias, window, slots, folds, positions, out, slot_stride, stride, channels, TAPS: tl.constexpr,
     BIAS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
-    slot, position, fold = tl.load(slots + row).to(tl.int64), tl.load(positions + row), tl.load(folds + row) != 0
+    slot, position = tl.load(slots + row).to(tl.int64) * slot_stride, tl.load(positions + row)
+    fold = tl.load(folds + row) != 0
     total = of_row(given, weight, window, slot, position, fold, row, stride, channel, there, channels, TAPS, True)
     _answer(given, bias, out, row, row, stride, channel, there, channels, total, BIAS, True)
 
 
 @triton.jit
 def _chunks(
-    given, weight, bias, window, slots, start, context, out, rows, skipped, chunks, stride, channels,
-    TAPS: tl.constexpr, BIAS: tl.constexpr, CHANNELS: tl.constexpr, SEARCH: tl.constexpr, GATED: tl.constexpr,
+    given, weight, bias, window, slots, start, context, out, rows, skipped, chunks, slot_stride, stride, channels,
+    TAPS: tl.constexpr, BIAS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, SEARCH: tl.constexpr,
+    GATED: tl.constexpr,
 ):  # fmt: skip
-    """A program a token of a chunk. skipped: rows that `out` doesn't have."""
-    at = tl.program_id(0)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    there = channel < channels
-    if at < tl.load(start + chunks):
-        chunk = chunk_of(start, at, chunks, SEARCH)
-        first = tl.load(start + chunk)
-        held = window + tl.load(slots + chunk).to(tl.int64) * channels * TAPS + channel
-        position = tl.load(context + chunk) + at - first
-        token = (rows + at).to(tl.int64)
-        total = tl.zeros((CHANNELS,), tl.float32)
+    """A program TOKENS of a chunk. skipped: rows that `out` doesn't have."""
+    chunk, first, count = block_of(start, tl.program_id(0), chunks, TOKENS, SEARCH)
+    if count > 0:
+        channel = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+        own = tl.arange(0, TOKENS)[:, None]
+        there = (own < count) & (channel < channels)
+        held = window + tl.load(slots + chunk).to(tl.int64) * slot_stride + channel
+        since = first + own - tl.load(start + chunk)  # tokens of the chunk before each
+        position = tl.load(context + chunk) + since
+        token = (rows + first + own).to(tl.int64)
+        total = tl.zeros((TOKENS, CHANNELS), tl.float32)
         for tap in tl.static_range(TAPS):
             back = TAPS - 1 - tap  # tokens before this one
-            if at - back >= first:
-                seen = came_of(given, token - back, stride, channel, there, channels, GATED)
-            else:
-                seen = tl.load(held + (position + 1 + tap) % TAPS * channels, mask=there, other=0.0).to(tl.float32)
-            total += seen * tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
+            here = there & (since >= back)
+            seen = came_of(given, token - back, stride, channel, here, channels, GATED)
+            if tap < TAPS - 1:
+                before = held + (position + 1 + tap) % TAPS * channels
+                seen += tl.load(before, mask=there & (since < back), other=0.0).to(tl.float32)
+            seen_by = tl.load(weight + channel * TAPS + tap, mask=channel < channels, other=0.0).to(tl.float32)
+            total += seen * seen_by
         _answer(given, bias, out, token, token - skipped, stride, channel, there, channels, total, BIAS, GATED)
 
 
 @triton.jit
 def _move_on(
-    given, window, slots, start, context, rows, stride, channels, TAPS: tl.constexpr, CHANNELS: tl.constexpr,
-    GATED: tl.constexpr,
+    given, window, slots, start, context, rows, slot_stride, stride, channels, TAPS: tl.constexpr,
+    CHANNELS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """A program a chunk: its last tokens go into its window."""
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
     first, stop = tl.load(start + chunk), tl.load(start + chunk + 1)
-    held = window + tl.load(slots + chunk).to(tl.int64) * channels * TAPS + channel
+    held = window + tl.load(slots + chunk).to(tl.int64) * slot_stride + channel
     end = tl.load(context + chunk) + stop - first
     for tap in tl.static_range(TAPS):
         back = tap + 1  # from the chunk's end
@@ -140,8 +149,8 @@ def short_conv(given: Tensor, weight: Tensor, bias: Tensor | None, window: Tenso
     if rows:
         _rows[(rows, cdiv(channels, block))](
             given, weight, weight if bias is None else bias, window, states.slots, states.folds.view(torch.uint8),
-            inputs.positions, out, given.stride(0), channels, TAPS=weight.shape[1], BIAS=bias is not None,
-            CHANNELS=block,
+            inputs.positions, out, window.stride(0), given.stride(0), channels, TAPS=weight.shape[1],
+            BIAS=bias is not None, CHANNELS=block,
         )  # fmt: skip
     convolve_chunks(given, weight, bias, window, inputs, out, gated=True)
     return out
@@ -158,14 +167,16 @@ def convolve_chunks(
     if prefill is None or not tokens:
         return
     assert states is not None, "a layer with a window has slots"
-    slots, block = states.chunk_slots, min(_CHANNELS, next_power_of_2(channels))
-    chunks, blocks = slots.shape[0], cdiv(channels, block)
-    of_both = {"TAPS": weight.shape[1], "CHANNELS": block, "GATED": gated}
-    _chunks[(tokens, blocks)](
+    slots, chunks = states.chunk_slots, states.chunk_slots.shape[0]
+    few, block = _TILE[0], min(_TILE[1], next_power_of_2(channels))
+    strides = (window.stride(0), given.stride(0))
+    _chunks[(tokens // few + chunks, cdiv(channels, block))](
         given, weight, weight if bias is None else bias, window, slots, prefill.start, prefill.context, out, rows,
-        given.shape[0] - out.shape[0], chunks, given.stride(0), channels, BIAS=bias is not None,
-        SEARCH=max(1, chunks.bit_length()), **of_both,
+        given.shape[0] - out.shape[0], chunks, *strides, channels, TAPS=weight.shape[1], BIAS=bias is not None,
+        TOKENS=few, CHANNELS=block, SEARCH=max(1, chunks.bit_length()), GATED=gated,
     )  # fmt: skip
-    _move_on[(chunks, blocks)](
-        given, window, slots, prefill.start, prefill.context, rows, given.stride(0), channels, **of_both
-    )
+    block = min(_CHANNELS, next_power_of_2(channels))
+    _move_on[(chunks, cdiv(channels, block))](
+        given, window, slots, prefill.start, prefill.context, rows, *strides, channels, TAPS=weight.shape[1],
+        CHANNELS=block, GATED=gated,
+    )  # fmt: skip

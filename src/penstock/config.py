@@ -22,6 +22,7 @@ LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal["auto", "reference"]
 Quantization = Literal["auto", "fp8", "int8", "int4", "compressed-tensors", "awq", "gptq", "mxfp4"]
 KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
+StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
 PrefixGroups = Literal["auto", "always", "off"]
 
 
@@ -46,6 +47,10 @@ class ModelOptions:
     kv_cache_dtype: KvCacheDtype = _knob(
         "auto",
         "Numbers of keys and values. `auto`: the model's; `fp8`: eight bits, keys wide where that would move answers.",
+    )
+    mamba_ssm_cache_dtype: StateDtype = _knob(
+        "auto",
+        "Numbers of recurrent states that add up over a sequence. `auto`: as the model's config says, else float32.",
     )
     lora: str | None = _knob(
         None, "A LoRA adapter (a folder or hub id, as peft saves it) that is merged into the weights as they load."

@@ -215,7 +215,7 @@ ENGINE: dict[str, Argument] = {
         "mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype "
         "mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin mm_tensor_ipc "
         "video_pruning_rate allowed_local_media_path allowed_media_domains safetensors_load_strategy "
-        "pt_load_map_location mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
+        "pt_load_map_location mamba_config mamba_cache_dtype mamba_block_size "
         "mamba_cache_mode mamba_backend mamba_cache_philox_rounds max_seq_len_to_capture "
         "optimization_level performance_mode kv_cache_metrics_sample "
         "show_hidden_metrics_for_version tokenizer_pool_type tokenizer_pool_extra_config offload_backend "

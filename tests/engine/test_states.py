@@ -22,7 +22,7 @@ from penstock.engine.build_engine import engine_over
 from penstock.engine.engine import Engine
 from penstock.errors import UsageError
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.kv_fit import whole_prompts
+from penstock.execute.kv_fit import fit_states, whole_prompts
 from penstock.execute.runner import TorchRunner
 from penstock.models.sizes import ModelSizes
 from penstock.parallel.layout import Layout
@@ -196,6 +196,32 @@ def test_memory_counts_every_form() -> None:
     sizes = ModelSizes.of(model)
     assert sizes is not None and (sizes.recurrent, sizes.slot_bytes) == (2, model.slot_bytes)
     assert sizes.kv_numbers * 4 * 16 == 2 * heads + latent
+
+
+def test_states_that_add_up_are_of_the_dtype_that_is_asked_for() -> None:
+    model = tiny_model(**MODELS["qwen3_5"])
+    matrices, windows = 2 * 4 * 16 * 24, 2 * 4 * (2 * 2 * 16 + 4 * 24) * 4
+    assert model.slot_bytes == matrices * 4 + windows
+    fit_states(model, "auto")
+    fit_states(model, "bfloat16")
+    assert model.slot_bytes == matrices * 2 + windows
+    views = KvCache(model.keepers, 2, model.device, slots=3).layers[0][0]
+    assert views["matrix"].dtype == torch.bfloat16 and views["window"].dtype == torch.float32
+    for other in ("toy", "lfm2"):
+        with pytest.raises(UsageError, match=r"mamba_ssm_cache_dtype float16 is for recurrent states .* leave it auto"):
+            fit_states(tiny_model(**MODELS[other]), "float16")
+
+
+@pytest.mark.parametrize("model", ["qwen3_5"], indirect=True)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_states_say_nearly_the_same(dtype: str, alone: Samples, model: dict[str, Any]) -> None:
+    """Most of the first tokens, before what was rounded leads elsewhere; and not all of them."""
+    runner = tiny_runner(**model, mamba_ssm_dtype=dtype)
+    engine, threads = over(runner)
+    found = drive(engine, requests(), threads)
+    same = sum(found[key][:8] == alone[key][:8] for key in alone)
+    assert len(alone) // 2 < same and found != alone
+    runner.close()
 
 
 def test_hidden_states_of_layers_are_handed_out() -> None:

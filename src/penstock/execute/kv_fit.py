@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.config import BLOCK_SIZE, KvCacheDtype
+from penstock.config import BLOCK_SIZE, KvCacheDtype, StateDtype
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.kv_cache import KvCache
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_GPU
 from penstock.kernels.inputs import AttentionKind, PrefillInputs, StateInputs, StepInputs
 from penstock.kernels.layer_kv import LEAST_KV_SCALE, KvForm, LayerKv
 from penstock.kernels.ops import Ops
-from penstock.kernels.state_forms import PagedForm
+from penstock.kernels.state_forms import PagedForm, RecurrentForm
 from penstock.layers.block import Keeper, is_recurrent
 from penstock.models.decoder import Decoder
 from penstock.parallel.layout import ALONE, Layout
@@ -70,6 +70,23 @@ def fit_kv(
     for keeper, layer in zip(paged, look_at_kv(model, ops, sample, given), strict=True):
         assert isinstance(keeper.form, KvForm)
         keeper.form = _form(keeper.form, layer)
+
+
+def fit_states(model: Decoder, asked: StateDtype) -> None:
+    """Settles the dtype of recurrent states that add up over all tokens, before memory is taken for them. UsageError
+    where it is told to a model that has none."""
+    if asked == "auto":
+        return
+    own = [(keeper, form) for keeper in model.owners if isinstance(form := keeper.form, RecurrentForm)]
+    summing = [(keeper, form) for keeper, form in own if any(part.sums for part in form.parts)]
+    if not summing:
+        raise UsageError(
+            f"mamba_ssm_cache_dtype {asked} is for recurrent states that add up over a sequence, and a "
+            f"{model.config.architecture} has none: leave it auto",
+            param="mamba_ssm_cache_dtype",
+        )
+    for keeper, form in summing:
+        keeper.form = form.summed_in(getattr(torch, asked))
 
 
 def with_pages(model: Decoder) -> list[Keeper]:

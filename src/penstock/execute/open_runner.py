@@ -19,7 +19,7 @@ from penstock.config import Config, Dtype, KvCacheDtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.executor import Executor, open_executor
 from penstock.execute.first_step import StartClock, take_first_step
-from penstock.execute.kv_fit import check_eight_bits, fit_kv, kept_form, reads_eight_bits
+from penstock.execute.kv_fit import check_eight_bits, fit_kv, fit_states, kept_form, reads_eight_bits
 from penstock.execute.layer_pages import open_token_bytes, pages_of
 from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.reload import load_beside
@@ -96,6 +96,7 @@ def open_share(
     with _named_failures(device):
         if layout.size > 1:  # all have loaded their weights: from now on they add up. What they agree on is thrown away
             agree(with_kv(limits, config, 1, device))
+        fit_states(model, config.model.mamba_ssm_cache_dtype)
         settle_kv(config, folder, model, ops, layout)
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)

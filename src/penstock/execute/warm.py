@@ -26,6 +26,7 @@ from penstock.schedule.step import Chunks, Int32, StepPlan, plain_step
 # Of steps that are chunks alone: products of so many rows differ in their tiles, norms in how many rows a program has
 # (264: the last of narrow layers that starts early), also where fewer sequences may run.
 _CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 1024)
+_SEVERAL = 8  # chunks: more than delta_chunks.py's
 _LARGE_TILES = 660  # rows x KV heads of wide heads that take the larger of two tiles on H100 and H200 (decode.py)
 _MOST_LOW = 1984  # rows: the largest size whose prefixes have low tiles, which may be one part there and two at 1,024
 
@@ -47,6 +48,9 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))
     for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}) if compiles else ():
         step.step(_plan(0, PLAIN, tokens, limits, MAX_LOGPROBS))
+    if compiles and step.kv.by_slot:  # a recurrent state is carried through several chunks by other programs
+        several = np.full(max(1, min(_SEVERAL, most // 16)), min(16, most), np.int32)
+        step.step(_plan_of(0, PLAIN, several, MAX_LOGPROBS))
     step.asked.wants[:] = 0
     step.asked.logprobs[:] = -1
 
@@ -110,7 +114,11 @@ def _kinds_of_sizes(rows: int) -> list[int]:
 
 def _plan(rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logprobs: int) -> StepPlan:
     """All rows, and chunks of so many tokens, each as long as a sequence may be."""
-    chunks = _chunks(_sizes(tokens, limits.max_model_len - 1), prompt_logprobs) if tokens else None
+    return _plan_of(rows, wants, _sizes(tokens, limits.max_model_len - 1), prompt_logprobs)
+
+
+def _plan_of(rows: int, wants: int, sizes: Int32, prompt_logprobs: int) -> StepPlan:
+    chunks = _chunks(sizes, prompt_logprobs) if sizes.size else None
     return plain_step(0, np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32), wants, chunks=chunks)
 
 

@@ -137,7 +137,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
     from penstock.engine.build_engine import model_folder
     from penstock.execute.kv_cache import TOKEN_BYTES, kv_words, token_bytes
-    from penstock.execute.kv_fit import narrowest
+    from penstock.execute.kv_fit import fit_states, narrowest
     from penstock.execute.layer_pages import open_token_bytes, pages_of
     from penstock.execute.limits import batch_limits, free_memory, with_kv
     from penstock.execute.open_runner import find_kv_dtype
@@ -161,6 +161,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     if config.model.load_format == "auto":
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
     ops = choose(device, dtype, config.schedule.kernels)
+    fit_states(decoder, config.model.mamba_ssm_cache_dtype)
     kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, model_config.quantization, device, ops)
     forms = narrowest(decoder.paged_forms, kv_dtype)
     token, wider = token_bytes(forms), "; more where the start finds that keys must stay wide" * (kv_dtype == "fp8")

@@ -28,7 +28,7 @@ def bytes_a_rank(
     of one sequence of full length."""
     import torch
 
-    from penstock.execute.kv_fit import narrowest
+    from penstock.execute.kv_fit import fit_states, narrowest
     from penstock.execute.layer_pages import open_token_bytes, pages_of
     from penstock.models.build_model import build_model
     from penstock.parallel.layout import Layout
@@ -42,6 +42,7 @@ def bytes_a_rank(
             share = build_model(model_config, dtype, torch.device("meta"), length, Layout(0, ranks), schemes)
         except UsageError:
             continue  # heads, groups or sizes that so many don't divide
+        fit_states(share, config.model.mamba_ssm_cache_dtype)
         forms = narrowest(share.paged_forms, config.model.kv_cache_dtype)
         token = open_token_bytes(forms, pages_of(share, length))
         found[ranks] = share.weights_bytes + share.rope_bytes, token * length + share.slot_bytes

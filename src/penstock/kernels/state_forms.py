@@ -10,7 +10,7 @@ simulator count forms. It knows shapes and bytes; no rows, no blocks' owners.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol
 
@@ -99,11 +99,12 @@ class LatentForm:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """An array of a recurrent state, of one sequence."""
+    """An array of a recurrent state, of one sequence. sums: it adds up over all tokens, and may be of another dtype."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    sums: bool = False
 
     @property
     def bytes(self) -> int:
@@ -120,6 +121,10 @@ class RecurrentForm:
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
         return sum(_aligned(part.bytes) for part in self.parts)
+
+    def summed_in(self, dtype: torch.dtype) -> RecurrentForm:
+        """Returns the form whose parts that add up over all tokens are of this dtype."""
+        return RecurrentForm(tuple(replace(part, dtype=dtype) if part.sums else part for part in self.parts))
 
     def over(self, storage: Tensor) -> dict[str, Tensor]:
         """storage [slots, slot_bytes] uint8 -> each part's view [slots, *shape]."""

@@ -215,7 +215,7 @@ class Maker:
 
         keeps = (
             StatePart(WINDOW, (taps, own.channels), self.dtype),
-            StatePart(MATRIX, (own.value_heads, own.key_width, own.value_width), state),
+            StatePart(MATRIX, (own.value_heads, own.key_width, own.value_width), state, sums=True),
         )
 
         def of_groups(name: str, size: int) -> list[Part]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.routing import Routing
 from penstock.models.dense import DenseConfig, listed_types, read_dense
 from penstock.models.experts import read_experts
 from penstock.models.keys import MOST, Keys
+from penstock.models.model_config import ConfigDtype
 from penstock.models.rope_keys import read_rope
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ MOST_HEADS, MOST_WIDTH, MOST_TAPS = 2**14, 256, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaConfig(DenseConfig):
-    """attends: whether each layer does.   delta: heads of the others.   taps: tokens that a convolution sees."""
+    """attends: whether each layer does.   delta: heads of the others.   taps: tokens that a convolution sees.
+    state_dtype: of the others' matrices."""
 
     attends: tuple[bool, ...]
     delta: DeltaHeads
     taps: int
+    state_dtype: ConfigDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,10 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     if types is None:
         types = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
     bias = keys.flag("attention_bias")
-    keys.past(attn_output_gate=True, mamba_ssm_dtype="float32")
+    keys.past(attn_output_gate=True)
+    state = keys.text("mamba_ssm_dtype", "float32")
+    if state not in get_args(ConfigDtype):
+        raise keys.fail(f"mamba_ssm_dtype {state!r} is not supported: supported are {', '.join(get_args(ConfigDtype))}")
     for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
         keys.take(name, None)  # drafts' layers, which are left out
     return fields | {
@@ -63,6 +69,7 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
         "o_bias": bias,
         "attends": tuple(kind == "full_attention" for kind in types),
         "delta": _heads(keys),
+        "state_dtype": state,
         "taps": keys.count("linear_conv_kernel_dim", 4, low=2, high=MOST_TAPS),
     }
 
@@ -127,7 +134,7 @@ def build_hybrid(
             )  # fmt: skip
         else:
             mixer = make.delta_net(
-                f"{at}.linear_attn", hidden, c.delta, c.taps, c.rms_norm_eps, torch.float32, fused=fused
+                f"{at}.linear_attn", hidden, c.delta, c.taps, c.rms_norm_eps, getattr(torch, c.state_dtype), fused=fused
             )
         between = norm(f"{at}.post_attention_layernorm")
         return DecoderLayer(norm(f"{at}.input_layernorm"), mixer, between, feed_forward(number, f"{at}.mlp"))

@@ -25,40 +25,43 @@ _WARPS = 8
 def _rows(
     given, rates, taps, decay, step_bias, norm, window, matrix, slots, folds, positions, out, window_stride,
     matrix_stride, stride, eps, scale, unit_eps, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
-    KEY: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, TAPS: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot, position, fold = tl.load(slots + row).to(tl.int64), tl.load(positions + row), tl.load(folds + row) != 0
-    of_window = slot * window_stride
     channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
     dtype = given.dtype.element_ty
-    key, value = tl.arange(0, KEYS), tl.arange(0, VALUES)
-    is_key, is_value = key < KEY, value < VALUE
-    at = head // (VALUE_HEADS // KEY_HEADS) * KEY + key
-    of_v = 2 * KEY_HEADS * KEY + head * VALUE + value
-    of_k = KEY_HEADS * KEY + at
-    q = of_row(given, taps, window, of_window, position, fold, row, stride, at, is_key, channels, TAPS, False)
-    k = of_row(given, taps, window, of_window, position, fold, row, stride, of_k, is_key, channels, TAPS, False)
-    v = of_row(given, taps, window, of_window, position, fold, row, stride, of_v, is_value, channels, TAPS, False)
-    q, k, v = silu(q).to(dtype).to(tl.float32), silu(k).to(dtype).to(tl.float32), silu(v).to(dtype).to(tl.float32)
-    q = q * (tl.rsqrt(tl.sum(q * q, axis=0) + unit_eps) * scale)
-    k = k * tl.rsqrt(tl.sum(k * k, axis=0) + unit_eps)
+    lane = tl.arange(0, WIDTH)
+    # q, k and v below each other: as many numbers as a program has threads, or more, so that each is loaded once.
+    part = tl.arange(0, 4)[:, None]
+    of_key = head // (VALUE_HEADS // KEY_HEADS) * KEY + part * (KEY_HEADS * KEY)
+    channel = tl.where(part < 2, of_key, 2 * KEY_HEADS * KEY + head * VALUE) + lane[None, :]
+    there = ((part < 2) & (lane < KEY)[None, :]) | ((part == 2) & (lane < VALUE)[None, :])
+    mixed = of_row(
+        given, taps, window, slot * window_stride, position, fold, row, stride, channel, there, channels, TAPS, False
+    )
+    mixed = silu(mixed).to(dtype).to(tl.float32)
+    q, k = tl.sum(tl.where(part == 0, mixed, 0.0), axis=0), tl.sum(tl.where(part == 1, mixed, 0.0), axis=0)
+    v = tl.sum(tl.where(part == 2, mixed, 0.0), axis=0)
+    q = (q * (tl.rsqrt(tl.sum(q * q, axis=0) + unit_eps) * scale))[:, None]
+    k = (k * tl.rsqrt(tl.sum(k * k, axis=0) + unit_eps))[:, None]
     of_head = rates + row * 2 * VALUE_HEADS + head
     rate = 1.0 / (1.0 + tl.exp(-tl.load(of_head).to(tl.float32)))
     step = tl.load(of_head + VALUE_HEADS).to(tl.float32)
     left = tl.exp(log_decay(step, tl.load(step_bias + head), tl.load(decay + head)))
-    held = matrix + slot * matrix_stride + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
-    there = is_key[:, None] & is_value[None, :]
-    state = tl.load(held, mask=there, other=0.0).to(tl.float32)
-    decayed = state * left
-    found = tl.sum(decayed * k[:, None], axis=0)
-    state = tl.where(fold, decayed + k[:, None] * ((v - found) * rate)[None, :], state)
-    tl.store(held, state.to(matrix.dtype.element_ty), mask=there & fold)
-    answer = tl.sum(state * q[:, None], axis=0)[None, :]
-    z = tl.load(given + row * stride + channels + head * VALUE + value, mask=is_value, other=0.0).to(tl.float32)
-    answer = gated_norm(answer, z[None, :], norm, value, is_value, eps, VALUE, dtype)
-    target = out + row * (VALUE_HEADS * VALUE) + head * VALUE + value
-    tl.store(target[None, :], answer.to(dtype), mask=is_value[None, :])
+    held = matrix + slot * matrix_stride + head * (KEY * VALUE) + lane[:, None] * VALUE + lane[None, :]
+    within = (lane < KEY)[:, None] & (lane < VALUE)[None, :]
+    state = tl.load(held, mask=within, other=0.0).to(tl.float32)  # further up it would take twice the registers
+    if fold:
+        state *= left
+        state += k * ((v - tl.sum(state * k, axis=0)) * rate)[None, :]
+        tl.store(held, state.to(matrix.dtype.element_ty), mask=within)
+    answer = tl.sum(state * q, axis=0)[None, :]
+    value = head * VALUE + lane
+    z = tl.load(given + row * stride + channels + value, mask=lane < VALUE, other=0.0).to(tl.float32)
+    answer = gated_norm(answer, z[None, :], norm, lane, lane < VALUE, eps, VALUE, dtype)
+    target = out + row * (VALUE_HEADS * VALUE) + value
+    tl.store(target[None, :], answer.to(dtype), mask=(lane < VALUE)[None, :])
 
 
 def delta_rule(
@@ -72,13 +75,13 @@ def delta_rule(
     assert rates.is_contiguous() and matrix[0].is_contiguous()
     out = torch.empty((given.shape[0], h.value_size), dtype=given.dtype, device=given.device)
     if rows:
-        keys, values = next_power_of_2(h.key_width), next_power_of_2(h.value_width)
+        width = next_power_of_2(max(h.key_width, h.value_width))
         _rows[(rows, h.value_heads)](
             given, rates, w.taps, w.decay, w.step_bias, w.norm, window, matrix, states.slots,
             states.folds.view(torch.uint8), inputs.positions, out, window.stride(0), matrix.stride(0),
             given.stride(0), w.eps, h.key_width**-0.5, NORM_EPS,
-            KEY_HEADS=h.key_heads, VALUE_HEADS=h.value_heads, KEY=h.key_width, VALUE=h.value_width, KEYS=keys,
-            VALUES=values, TAPS=w.taps.shape[1], num_warps=max(1, min(_WARPS, keys * values // 2048)),
+            KEY_HEADS=h.key_heads, VALUE_HEADS=h.value_heads, KEY=h.key_width, VALUE=h.value_width, WIDTH=width,
+            TAPS=w.taps.shape[1], num_warps=max(1, min(_WARPS, width * width // 2048)),
         )  # fmt: skip
     if inputs.prefill is not None and given.shape[0] > rows:
         delta_chunks(given, rates, h, w, window, matrix, inputs, out)

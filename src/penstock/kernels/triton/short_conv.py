@@ -50,14 +50,14 @@ def of_row(
 
 
 @triton.jit
-def block_of(start, number, chunks, BLOCK: tl.constexpr, SEARCH: tl.constexpr):
+def block_of(start, number, chunks, BLOCK: tl.constexpr):
     """Chunks come in blocks of BLOCK tokens, chunk c's from the number start[c] // BLOCK + c on: the chunk that block
     `number` is of, its first token, and how many it has (0 or less: there is no such block)."""
-    low, high = 0, chunks
-    for _ in tl.static_range(SEARCH):
+    low, high = chunks * 0, chunks
+    while high - low > 1:
         middle = (low + high) // 2
         begins = tl.load(start + middle) // BLOCK + middle <= number
-        low, high = tl.where(begins & (middle > low), middle, low), tl.where(begins, high, middle)
+        low, high = tl.where(begins, middle, low), tl.where(begins, high, middle)
     begin, end = tl.load(start + low), tl.load(start + low + 1)
     first = begin + (number - begin // BLOCK - low) * BLOCK
     return low, first, tl.minimum(end - first, BLOCK)
@@ -92,14 +92,13 @@ def _rows(
     _answer(given, bias, out, row, row, stride, channel, there, channels, total, BIAS, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "skipped", "chunks"])
 def _chunks(
     given, weight, bias, window, slots, start, context, out, rows, skipped, chunks, slot_stride, stride, channels,
-    TAPS: tl.constexpr, BIAS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, SEARCH: tl.constexpr,
-    GATED: tl.constexpr,
+    TAPS: tl.constexpr, BIAS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """A program TOKENS of a chunk. skipped: rows that `out` doesn't have."""
-    chunk, first, count = block_of(start, tl.program_id(0), chunks, TOKENS, SEARCH)
+    chunk, first, count = block_of(start, tl.program_id(0), chunks, TOKENS)
     if count > 0:
         channel = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
         own = tl.arange(0, TOKENS)[:, None]
@@ -121,7 +120,7 @@ def _chunks(
         _answer(given, bias, out, token, token - skipped, stride, channel, there, channels, total, BIAS, GATED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _move_on(
     given, window, slots, start, context, rows, slot_stride, stride, channels, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, GATED: tl.constexpr,
@@ -173,7 +172,7 @@ def convolve_chunks(
     _chunks[(tokens // few + chunks, cdiv(channels, block))](
         given, weight, weight if bias is None else bias, window, slots, prefill.start, prefill.context, out, rows,
         given.shape[0] - out.shape[0], chunks, *strides, channels, TAPS=weight.shape[1], BIAS=bias is not None,
-        TOKENS=few, CHANNELS=block, SEARCH=max(1, chunks.bit_length()), GATED=gated,
+        TOKENS=few, CHANNELS=block, GATED=gated,
     )  # fmt: skip
     block = min(_CHANNELS, next_power_of_2(channels))
     _move_on[(chunks, cdiv(channels, block))](

@@ -78,7 +78,12 @@ GLM4_MOE = {
     "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }  # fmt: skip
-NEEDED = {"Lfm2Moe": {"layer_types": CONV_LAST}}  # what transformers has no default for that it computes with
+ERNIE_MOE = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 40}
+MINIMAX = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
+NEEDED: dict[str, dict[str, Any]] = {
+    "Lfm2Moe": {"layer_types": CONV_LAST},
+    "Glm4": {"eos_token_id": []},
+}  # what transformers has no default for that it computes with
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -171,6 +176,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"norm_topk_prob": False, "n_shared_experts": 2, "first_k_dense_replace": 0, "head_dim": 32}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}},
     ),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16, "use_bias": True}),
+    "ernie4_5-wide": ("Ernie4_5", {"head_dim": 32, "rope_parameters": YARN, "tie_word_embeddings": False}),
+    "ernie4_5-moe": ("Ernie4_5_Moe", ERNIE_MOE),
+    "ernie4_5-moe-bounds": (
+        "Ernie4_5_Moe",
+        ERNIE_MOE
+        | {"moe_layer_start_index": 0, "moe_layer_end_index": 2, "moe_layer_interval": 2, "num_hidden_layers": 4}
+        | {"moe_num_shared_experts": 0, "moe_norm_min": 0.6, "tie_word_embeddings": False},
+    ),
+    "glm4": ("Glm4", {"head_dim": 16, "eos_token_id": []}),
+    "glm4-quarter": (
+        "Glm4",
+        {"head_dim": 32, "attention_bias": False, "tie_word_embeddings": True, "eos_token_id": []}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}},
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 16}),
+    "seed-oss-biases": (
+        "SeedOss", {"head_dim": 32, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": 21, "num_hidden_layers": 4, "rope_parameters": LLAMA3}),
+    "exaone4-no-window": (
+        "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3, "head_dim": 32},
+    ),
+    "exaone4-pattern": ("Exaone4", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 32}),
+    "minimax-m2": ("MiniMaxM2", MINIMAX | {"rotary_dim": 8}),
+    "minimax-m2-whole": ("MiniMaxM2", MINIMAX | {"num_experts_per_tok": 1, "tie_word_embeddings": True}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip

@@ -6,7 +6,7 @@ no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -114,14 +114,12 @@ class Maker:
     def row_linear(
         self, name: str, out: int, into: int, pieces: int, *, bias: bool = False, in_parts: bool = False
     ) -> Linear:
-        """A matrix whose inputs are divided among ranks, which add up their answers. in_parts: somebody else adds them,
-        and with them the bias, of which each has its part."""
+        """A matrix whose inputs are divided among ranks, which add up their answers. in_parts: somebody else does."""
+        assert not (bias and in_parts), "a bias is added once, behind the sum"
         if self.layout.size == 1:
             return self.linear(name, out, into, bias=bias)
-        part, ranks = Part(name, (out, into), 1, *self.layout.share(pieces, name)), self.layout.size
-        if in_parts:
-            return self._linear([part], bias, of_bias=lambda whole: whole / ranks)
-        return self._linear([part], bias, summed=self.layout)
+        part = Part(name, (out, into), 1, *self.layout.share(pieces, name))
+        return self._linear([part], bias, None if in_parts else self.layout)
 
     def attention(
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
@@ -212,12 +210,10 @@ class Maker:
             shared=shared,
         )
 
-    def shared_expert(
-        self, at: str, hidden: int, middle: int, *, gate: str | None = None, bias: bool = False
-    ) -> SharedExpert:
+    def shared_expert(self, at: str, hidden: int, middle: int, *, gate: str | None = None) -> SharedExpert:
         """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`.   gate: the product whose sigmoid multiplies
         the answer, None: it has none."""
-        mlp = self.mlp(at, hidden, middle, bias=bias, in_parts=True)
+        mlp = self.mlp(at, hidden, middle, in_parts=True)
         return SharedExpert(mlp, None if gate is None else self.linear(gate, 1, hidden))
 
     def whole_moe(
@@ -270,10 +266,7 @@ class Maker:
             self.rope_tables[rope, width] = rope_table(rope, width, self.positions, self.device)
         return list(self.rope_tables).index((rope, width))
 
-    def _linear(
-        self, parts: list[Part], bias: bool, summed: Layout | None = None,
-        of_bias: Callable[[Tensor], Tensor] | None = None,
-    ) -> Linear:  # fmt: skip
+    def _linear(self, parts: list[Part], bias: bool, summed: Layout | None = None) -> Linear:
         scheme = self._scheme(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None
@@ -282,7 +275,7 @@ class Maker:
                 p.over(f"{p.name}.bias", p.shape[:1]) if p.cut == 0 else Part(f"{p.name}.bias", p.shape[:1])
                 for p in parts
             ]
-            added = Weight(rows, self.dtype, self.device, transform=of_bias)
+            added = Weight(rows, self.dtype, self.device)
         return Linear(loaded, added, scheme=scheme, summed=summed)
 
     def _scheme(self, parts: list[Part]) -> Scheme:

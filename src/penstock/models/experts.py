@@ -71,24 +71,23 @@ def read_grouped(keys: Keys, experts: int, top_k: int) -> Routing:
 
 def build_moe(
     config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None, *,
-    router: str = "gate", correction: str | None = None, shared: str = "shared_experts",
+    router: str = "gate", correction: str | None = None, alone: bool = False, shared: str = "shared_experts",
 ) -> Decoder:  # fmt: skip
     """Makes the decoder. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down.
     router, shared: behind the part's name, those of the router and the shared expert.   correction: likewise, what is
-    added for the choice, None: nothing is."""
+    added for the choice, None: nothing is.   alone: it is a row [1, experts]."""
     from penstock.quant.weight import Part
 
-    c, hidden = config, config.hidden_size
+    c, hidden, lone = config, config.hidden_size, (1, config.experts) if alone else (config.experts,)
 
     def feed_forward(layer: int, at: str) -> FeedForward:
         if layer not in c.expert_layers:
-            return make.mlp(at, hidden, c.intermediate_size, bias=c.mlp_bias)
+            return make.mlp(at, hidden, c.intermediate_size)
         at = f"{at.removesuffix('mlp')}{part}"
         return make.moe(
             at, hidden, c.expert_size, c.experts, c.routing, router=router, names=names,
-            correction=None if correction is None else Part(f"{at}.{correction}", (c.experts,)),
-            shared=make.shared_expert(f"{at}.{shared}", hidden, c.shared_size, bias=c.mlp_bias)
-            if c.shared_size else None,
+            correction=None if correction is None else Part(f"{at}.{correction}", lone),
+            shared=make.shared_expert(f"{at}.{shared}", hidden, c.shared_size) if c.shared_size else None,
         )  # fmt: skip
 
     return build_dense(c, make, feed_forward)

@@ -30,7 +30,7 @@ WHY: dict[str, tuple[str, ...]] = {
         "llava_onevision", "mllama", "paligemma", "phi4_multimodal", "pixtral", "qwen2_5_omni", "qwen2_5_vl",
         "qwen2_audio", "qwen2_vl", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "voxtral", "whisper",
     ),
-    OTHER: ("cohere", "cohere2", "gemma", "glm", "glm4", "gpt2", "gpt_neox", "minimax_m2", "phi", "phimoe"),
+    OTHER: ("cohere", "cohere2", "gemma", "glm", "gpt2", "gpt_neox", "phi", "phimoe"),
 }  # fmt: skip
 _TAKE = {
     "deepseek": "DeepSeek-R1's distillations (qwen2, llama)",

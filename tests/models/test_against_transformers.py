@@ -80,6 +80,7 @@ GLM4_MOE = {
 }  # fmt: skip
 ERNIE_MOE = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 40}
 MINIMAX = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
+HUNYUAN_MOE = {"num_experts": 6, "moe_topk": 2, "head_dim": 16}
 NEEDED: dict[str, dict[str, Any]] = {
     "Lfm2Moe": {"layer_types": CONV_LAST},
     "Glm4": {"eos_token_id": []},
@@ -202,6 +203,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4-pattern": ("Exaone4", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 32}),
     "minimax-m2": ("MiniMaxM2", MINIMAX | {"rotary_dim": 8}),
     "minimax-m2-whole": ("MiniMaxM2", MINIMAX | {"num_experts_per_tok": 1, "tie_word_embeddings": True}),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 16}),
+    "hunyuan-alpha-biases": (
+        "HunYuanDenseV1",
+        {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan-moe": ("HunYuanMoEV1", HUNYUAN_MOE),
+    "hunyuan-moe-lists": ("HunYuanMoEV1", HUNYUAN_MOE | {"moe_topk": [3] * 3, "attention_bias": True}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip

@@ -318,7 +318,10 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
         ),
         ({"model_type": "granitemoehybrid"}, "state-space layers (Mamba); what is served and nearest is Granite 3.3"),
         ({"model_type": "qwen3_vl"}, "it has images, sound or video; what is served and nearest is Qwen3"),
-        ({"model_type": "lama"}, "'lama' is not supported; what is served and nearest is llama: supported are ernie4_5,"),
+        (
+            {"model_type": "lama"},
+            "'lama' is not supported; what is served and nearest is llama: supported are ernie4_5,",
+        ),
         ({"model_type": "gemma3"}, "architectures ['LlamaForCausalLM'] is not supported: for gemma3 only"),
         ({"model_type": REMOVE}, "key 'model_type' is missing"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from penstock.errors import CheckpointError
 from penstock.kernels.choose import choose
 from penstock.kernels.routing import Routing
+from penstock.layers.rope_config import RopeConfig
 from penstock.models.experts import MoeConfig
 from penstock.models.lfm2_moe import ConvMoeConfig
 from penstock.models.model_config import ModelConfig
@@ -55,6 +56,17 @@ MINIMAX = COMMON | {
     "auto_map": {
         "AutoConfig": "configuration_minimax_m2.MiniMaxM2Config",
         "AutoModelForCausalLM": "modeling_minimax_m2.MiniMaxM2ForCausalLM",
+    },
+}  # fmt: skip
+HUNYUAN = COMMON | {
+    "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "attention_bias": False,
+    "attention_head_dim": 16, "cla_share_factor": 2, "eod_token_id": 3, "head_dim": 16, "mlp_bias": False,
+    "moe_intermediate_size": [96] * 4, "moe_layer_num_skipped": 0, "moe_topk": [2] * 4, "norm_type": "rms",
+    "num_experts": 8, "num_shared_expert": [1] * 4, "org_vocab_size": 211, "rms_norm_eps": 1e-5, "use_cla": False,
+    "use_mixed_mlp_moe": True, "use_qk_norm": True,
+    "rope_scaling": {
+        "alpha": 100.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "type": "dynamic",
     },
 }  # fmt: skip
 LFM2 = {key: value for key, value in COMMON.items() if key not in ("hidden_act", "tie_word_embeddings")} | {
@@ -101,6 +113,16 @@ def test_lfm2_has_dense_layers_first() -> None:
     assert config.routing == Routing(top_k=4, renormalise=True, sigmoid=True, added=1e-6)
 
 
+def test_hunyuan_has_a_larger_base_and_lists_of_one_number() -> None:
+    config = _read(HUNYUAN)
+    assert isinstance(config, MoeConfig) and config.turned_first and config.qk_norm
+    assert config.rope == RopeConfig(theta=1e6 * 100.0 ** (16 / 14))
+    assert (config.experts, config.routing, config.shared_size) == (8, Routing(top_k=2, renormalise=True), 96)
+    assert _read(HUNYUAN, moe_topk=2, num_shared_expert=1, moe_intermediate_size=96) == config
+    dynamic = _read(HUNYUAN, rope_scaling={"type": "dynamic", "factor": 2.0})
+    assert isinstance(dynamic, MoeConfig) and dynamic.rope == RopeConfig(theta=1e6, kind="dynamic", factor=2.0)
+
+
 @pytest.mark.parametrize(
     ("raw", "changes", "said"),
     [
@@ -126,6 +148,12 @@ def test_lfm2_has_dense_layers_first() -> None:
         (MINIMAX, {"attn_type_list": [1, 0, 1, 1]}, "key 'attn_type_list'"),
         (MINIMAX, {"rotary_dim": 17}, "rotary_dim must be a whole number from 1 to 16"),
         (MINIMAX, {"rotary_dim": 5}, "turns 5 numbers of a head: they need pairs"),
+        (HUNYUAN, {"moe_topk": [2, 2, 3, 2]}, "moe_topk must be one number, or the same for each of 4 layers"),
+        (HUNYUAN, {"num_shared_expert": [2] * 4}, "key 'num_shared_expert' (2) is not supported"),
+        (HUNYUAN, {"moe_intermediate_size": 97}, "key 'moe_intermediate_size' (97) is not supported"),
+        (HUNYUAN, {"use_cla": True}, "key 'use_cla' (true) is not supported"),
+        (HUNYUAN, {"rope_scaling": {"type": "yarn", "alpha": 2.0}}, "alpha belongs to a rope_type 'dynamic', not to"),
+        (HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 0}}, "alpha must be above 0"),
         (LFM2, {"layer_types": None}, "key 'layer_types' is missing"),
         (LFM2, {"use_expert_bias": 3}, "use_expert_bias must be true or false"),
         (LFM2, {"n_group": 2}, "key 'n_group' (2) is not supported for model_type 'lfm2_moe'"),

@@ -125,11 +125,11 @@ class Maker:
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
         scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
         norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
-        query_growth: float = 0.0, sinks: bool = False, out: str = "o_proj",
+        query_growth: float = 0.0, sinks: bool = False, out: str = "o_proj", turned_first: bool = False,
     ) -> Attention:  # fmt: skip
         """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores, None: width ** -0.5.
-        norms: of q's and k's heads.   query_growth: of queries beyond the rope's original context.   sinks: each head
-        has one, `.sinks`."""
+        norms: of q's and k's heads, before they are turned or (turned_first) then.   query_growth: of queries beyond
+        the rope's original context.   sinks: each head has one, `.sinks`."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -139,6 +139,7 @@ class Maker:
             window=window,
             scale=width**-0.5 if scale is None else scale,
             softcap=softcap,
+            turned_first=turned_first,
         )
         parts = [
             (f"{at}.q_proj", heads * width, heads),

@@ -27,6 +27,7 @@ class DenseConfig(ModelConfig):
     """Shapes and switches of a dense decoder.
 
     qk_norm, whole_qk_norm: q and k are normed head by head, or all heads of each together.
+    turned_first: q and k are turned before they are normed, not then.
     norms_behind: norms stand behind attention and MLP, and none before.   norms_around: before and behind.
     wide_norms: weights of norms are multiplied by before the answer is rounded.
     fused_qkv, fused_gate_up: the checkpoint has one tensor for q, k and v, and one for gate and up.
@@ -48,6 +49,7 @@ class DenseConfig(ModelConfig):
     mlp_bias: bool = False
     qk_norm: bool = False
     whole_qk_norm: bool = False
+    turned_first: bool = False
     norms_behind: bool = False
     norms_around: bool = False
     wide_norms: bool = False
@@ -153,9 +155,11 @@ def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, str]) -> list[st
 
 
 def build_dense(
-    config: DenseConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None
-) -> Decoder:
-    """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP."""
+    config: DenseConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None, *,
+    qk: tuple[str, str] = ("q_norm", "k_norm"),
+) -> Decoder:  # fmt: skip
+    """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP.   qk: names of norms of q
+    and k behind their attention's."""
     from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
@@ -173,11 +177,11 @@ def build_dense(
 
     def layer(number: int, window: int | None) -> Block:
         at = f"model.layers.{number}"
-        names = [f"{at}.self_attn.{n}_norm" for n in "qk"]
+        names = [f"{at}.self_attn.{name}" for name in qk]
         attention = make.attention(
             f"{at}.self_attn", hidden, shape, c.ropes[number] if c.ropes else c.rope, window=window,
             scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias, fused=c.fused_qkv, query_growth=c.query_growth,
-            sinks=c.sinks,
+            sinks=c.sinks, turned_first=c.turned_first,
             norms=(norm(names[0], c.head_dim), norm(names[1], c.head_dim)) if c.qk_norm else None,
             between=make.whole_norms(names, shape, c.rms_norm_eps, wide=c.wide_norms, clip=c.clip_qkv)
             if c.whole_qk_norm else None,

@@ -72,10 +72,11 @@ def read_grouped(keys: Keys, experts: int, top_k: int) -> Routing:
 def build_moe(
     config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None, *,
     router: str = "gate", correction: str | None = None, alone: bool = False, shared: str = "shared_experts",
+    qk: tuple[str, str] = ("q_norm", "k_norm"),
 ) -> Decoder:  # fmt: skip
     """Makes the decoder. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down.
     router, shared: behind the part's name, those of the router and the shared expert.   correction: likewise, what is
-    added for the choice, None: nothing is.   alone: it is a row [1, experts]."""
+    added for the choice, None: nothing is.   alone: it is a row [1, experts].   qk: as build_dense takes it."""
     from penstock.quant.weight import Part
 
     c, hidden, lone = config, config.hidden_size, (1, config.experts) if alone else (config.experts,)
@@ -90,4 +91,4 @@ def build_moe(
             shared=make.shared_expert(f"{at}.{shared}", hidden, c.shared_size) if c.shared_size else None,
         )  # fmt: skip
 
-    return build_dense(c, make, feed_forward)
+    return build_dense(c, make, feed_forward, qk=qk)

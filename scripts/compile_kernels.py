@@ -47,6 +47,7 @@ GROUPED = EXPERTS | {
     "topk_group": 4, "use_qk_norm": True,
 }  # fmt: skip
 GROUPED.pop("num_experts")
+TURNED_FIRST = WIDE | {"model_type": "hunyuan_v1_dense", "architectures": ["HunYuanDenseV1ForCausalLM"]}
 GPT_OSS = LLAMA | {
     "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
     "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32,
@@ -65,6 +66,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3": (QWEN3, {}),
     "gemma": (GEMMA, {}),
     "experts": (EXPERTS, {}),
+    "turned-first": (TURNED_FIRST, {}),
     "grouped-experts": (GROUPED, {}),
     "eight-experts": (EXPERTS, {"quantization": "fp8"}),
     "int4-experts": (EXPERTS, {"quantization": "int4"}),

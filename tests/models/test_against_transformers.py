@@ -81,7 +81,16 @@ GLM4_MOE = {
 ERNIE_MOE = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 40}
 MINIMAX = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
 HUNYUAN_MOE = {"num_experts": 6, "moe_topk": 2, "head_dim": 16}
+QWEN2_MOE = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 72,
+}  # fmt: skip
+DOTS1 = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_shared_experts": 1}
+EXAONE_MOE = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "sliding_window": 21,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
 NEEDED: dict[str, dict[str, Any]] = {
+    "Dots1": DOTS1,
     "Lfm2Moe": {"layer_types": CONV_LAST},
     "Glm4": {"eos_token_id": []},
 }  # what transformers has no default for that it computes with
@@ -211,6 +220,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hunyuan-moe": ("HunYuanMoEV1", HUNYUAN_MOE),
     "hunyuan-moe-lists": ("HunYuanMoEV1", HUNYUAN_MOE | {"moe_topk": [3] * 3, "attention_bias": True}),
+    "qwen2-moe": ("Qwen2Moe", QWEN2_MOE),
+    "qwen2-moe-windows": (
+        "Qwen2Moe",
+        QWEN2_MOE
+        | {"norm_topk_prob": True, "qkv_bias": False, "mlp_only_layers": [1], "tie_word_embeddings": True}
+        | {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 2},
+    ),
+    "dots1": ("Dots1", DOTS1 | {"max_window_layers": 1, "sliding_window": 21, "norm_topk_prob": True}),
+    "dots1-biases": (
+        "Dots1",
+        DOTS1
+        | {"sliding_window": None, "attention_bias": True, "n_group": 3, "topk_group": 1, "routed_scaling_factor": 2.5}
+        | {"first_k_dense_replace": 1, "n_shared_experts": 2},
+    ),
+    "exaone-moe": ("ExaoneMoe", EXAONE_MOE | {"num_hidden_layers": 4, "n_group": 2, "topk_group": 1}),
+    "exaone-moe-types": ("ExaoneMoe", EXAONE_MOE | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip

@@ -320,7 +320,7 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
         ({"model_type": "qwen3_vl"}, "it has images, sound or video; what is served and nearest is Qwen3"),
         (
             {"model_type": "lama"},
-            "'lama' is not supported; what is served and nearest is llama: supported are ernie4_5,",
+            "'lama' is not supported; what is served and nearest is llama: supported are dots1,",
         ),
         ({"model_type": "gemma3"}, "architectures ['LlamaForCausalLM'] is not supported: for gemma3 only"),
         ({"model_type": REMOVE}, "key 'model_type' is missing"),

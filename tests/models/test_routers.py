@@ -58,6 +58,19 @@ MINIMAX = COMMON | {
         "AutoModelForCausalLM": "modeling_minimax_m2.MiniMaxM2ForCausalLM",
     },
 }  # fmt: skip
+QWEN2 = COMMON | {
+    "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "decoder_sparse_step": 1,
+    "max_window_layers": 21, "moe_intermediate_size": 40, "norm_topk_prob": False, "num_experts": 8,
+    "num_experts_per_tok": 4, "output_router_logits": False, "rms_norm_eps": 1e-6, "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 72, "sliding_window": 32768, "use_sliding_window": False,
+}  # fmt: skip
+EXAONE = COMMON | {
+    "architectures": ["ExaoneMoeForCausalLM"], "model_type": "exaone_moe", "first_k_dense_replace": 1, "head_dim": 16,
+    "moe_intermediate_size": 40, "n_group": 1, "norm_topk_prob": True, "num_experts": 8, "num_experts_per_tok": 4,
+    "num_shared_experts": 1, "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.5, "sliding_window": 128,
+    "sliding_window_pattern": "LLLG", "topk_group": 1,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+}  # fmt: skip
 HUNYUAN = COMMON | {
     "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "attention_bias": False,
     "attention_head_dim": 16, "cla_share_factor": 2, "eod_token_id": 3, "head_dim": 16, "mlp_bias": False,
@@ -123,6 +136,21 @@ def test_hunyuan_has_a_larger_base_and_lists_of_one_number() -> None:
     assert isinstance(dynamic, MoeConfig) and dynamic.rope == RopeConfig(theta=1e6, kind="dynamic", factor=2.0)
 
 
+def test_qwen2_has_windows_where_it_says_so() -> None:
+    config = _read(QWEN2)
+    assert isinstance(config, MoeConfig) and config.qkv_bias and not config.o_bias
+    assert (config.windows, config.shared_size, config.expert_layers) == ((None,) * 4, 72, {0, 1, 2, 3})
+    assert _read(QWEN2, sliding_window=0) == config, "as transformers 5 writes it"
+    assert _read(QWEN2, use_sliding_window=True, sliding_window=9, max_window_layers=3).windows == (9, None, 9, None)
+
+
+def test_exaone_turns_nothing_where_it_sees_all() -> None:
+    config = _read(EXAONE)
+    assert isinstance(config, MoeConfig) and not config.norms_behind
+    assert (config.windows, config.expert_layers) == ((128, 128, 128, None), {1, 2, 3})
+    assert [rope.kind for rope in config.ropes] == ["default"] * 3 + ["none"]
+
+
 @pytest.mark.parametrize(
     ("raw", "changes", "said"),
     [
@@ -154,6 +182,12 @@ def test_hunyuan_has_a_larger_base_and_lists_of_one_number() -> None:
         (HUNYUAN, {"use_cla": True}, "key 'use_cla' (true) is not supported"),
         (HUNYUAN, {"rope_scaling": {"type": "yarn", "alpha": 2.0}}, "alpha belongs to a rope_type 'dynamic', not to"),
         (HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 0}}, "alpha must be above 0"),
+        (QWEN2, {"layer_types": ["sliding_attention"] * 4}, "layer_types asks for sliding_attention but"),
+        (QWEN2, {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers"),
+        (QWEN2, {"n_group": 2}, "key 'n_group' (2) is not supported for model_type 'qwen2_moe'"),
+        (EXAONE, {"mlp_layer_types": ["sparse"] * 3}, "mlp_layer_types must say of 4 layers each"),
+        (EXAONE, {"sliding_window": None}, "layer_types asks for sliding_attention but sliding_window is null"),
+        (EXAONE, {"layer_types": None}, "sliding_window_pattern must be a whole number"),
         (LFM2, {"layer_types": None}, "key 'layer_types' is missing"),
         (LFM2, {"use_expert_bias": 3}, "use_expert_bias must be true or false"),
         (LFM2, {"n_group": 2}, "key 'n_group' (2) is not supported for model_type 'lfm2_moe'"),

@@ -149,6 +149,18 @@ CASES: dict[str, Case] = {
         | {"moe_intermediate_size": 48} | THREE,
     ),
     "ernie4_5 4/2 of 64, biases, tied": ("Ernie4_5", heads(4, 2, 64) | {"use_bias": True} | TIED),
+    "qwen2_moe 4/2 of 64, a gated shared expert": (
+        "Qwen2Moe", heads(4, 2, 64) | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"shared_expert_intermediate_size": 96},
+    ),
+    "dots1 4/2 of 64": (
+        "Dots1", heads(4, 2, 64) | {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"n_shared_experts": 1, "sliding_window": None},
+    ),
+    "exaone_moe 4/2 of 64, mixed windows": (
+        "ExaoneMoe", heads(4, 2, 64) | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"sliding_window": 37, "num_hidden_layers": 4} | THETA,
+    ),
     "glm4 4/2 of 64": ("Glm4", heads(4, 2, 64) | {"eos_token_id": []}),
     "seed_oss 4/1 of 128, biases": ("SeedOss", heads(4, 1, 128) | {"attention_out_bias": True, "mlp_bias": True}),
     "exaone4 4/2 of 64, mixed windows": ("Exaone4", heads(4, 2, 64) | {"sliding_window": 37, "num_hidden_layers": 4}),

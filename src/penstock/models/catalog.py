@@ -23,9 +23,11 @@ _GPU = "CPU, GPU"
 _EXPERTS = "experts wide, in float8, int8 or int4"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
+    "dots1": Served("dots.llm1", notes=_EXPERTS),
     "ernie4_5": Served("ERNIE 4.5 0.3B"),
     "ernie4_5_moe": Served("ERNIE 4.5 21B-A3B, 300B-A47B", notes=_EXPERTS),
     "exaone4": Served("EXAONE 4.0 1.2B, 32B"),
+    "exaone_moe": Served("K-EXAONE 236B-A23B", notes=_EXPERTS),
     "gemma2": Served("Gemma 2", _GPU),
     "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
     "gemma3_text": Served("Gemma 3 270M, 1B", _GPU),
@@ -48,6 +50,7 @@ CATALOG: dict[str, Served] = {
     "olmoe": Served("OLMoE", _GPU, notes=_EXPERTS),
     "phi3": Served("Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini", _GPU, notes="max_model_len decides on longrope's factors"),
     "qwen2": Served("Qwen1.5, Qwen2, Qwen2.5", _GPU),
+    "qwen2_moe": Served("Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B", notes=_EXPERTS),
     "qwen3": Served("Qwen3", _GPU),
     "qwen3_moe": Served("Qwen3-30B-A3B, 235B-A22B, Coder", _GPU, notes=_EXPERTS),
     "seed_oss": Served("Seed-OSS 36B"),

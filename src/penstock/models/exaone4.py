@@ -16,16 +16,20 @@ build = build_dense
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     """Reads config.json."""
+    return DenseConfig(**read_exaone(keys, named), norms_behind=True)
+
+
+def read_exaone(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
+    """Reads the fields of DenseConfig but for the order of norms."""
     fields = read_dense(keys, named, eps=1e-5)
     window = given_window(keys, 4096)
     slides = _slides(keys, fields["num_layers"], window)
-    return DenseConfig(
-        **fields,
-        windows=tuple(window if each else None for each in slides),
-        ropes=tuple(fields["rope"] if each or window is None else RopeConfig(kind="none") for each in slides),
-        qk_norm=True,
-        norms_behind=True,
-    )
+    turns = (each or window is None for each in slides)
+    return fields | {
+        "windows": tuple(window if each else None for each in slides),
+        "ropes": tuple(fields["rope"] if each else RopeConfig(kind="none") for each in turns),
+        "qk_norm": True,
+    }
 
 
 def _slides(keys: Keys, layers: int, window: int | None) -> list[bool]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.kernels.routing import Routing
 from penstock.models.dense import given_window, read_dense
-from penstock.models.experts import MoeConfig, build_moe, read_experts
+from penstock.models.experts import MoeConfig, build_moe, read_experts, read_sparse
 from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -24,10 +24,6 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         keys.past(layer_types=["full_attention"] * layers)
         window = None
     keys.past(use_qk_norm=True, qkv_bias=False, shared_expert_intermediate_size=0)  # Qwen3-Coder's
-    step, alone = keys.count("decoder_sparse_step", 1), keys.take("mlp_only_layers", [])
-    if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
-        raise keys.fail(f"mlp_only_layers must be a list of layers, not {alone!r}")
-    sparse = (n for n in range(layers) if experts and n not in alone and (n + 1) % step == 0)
     return MoeConfig(
         **fields,
         windows=(window,) * layers,
@@ -37,5 +33,5 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         expert_size=keys.count("moe_intermediate_size", 768, high=MOST),
         experts=experts,
         routing=Routing(top_k=each, renormalise=keys.flag("norm_topk_prob")),
-        expert_layers=frozenset(sparse),
+        expert_layers=read_sparse(keys, layers, experts),
     )

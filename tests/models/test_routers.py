@@ -132,6 +132,7 @@ def test_hunyuan_has_a_larger_base_and_lists_of_one_number() -> None:
     assert config.rope == RopeConfig(theta=1e6 * 100.0 ** (16 / 14))
     assert (config.experts, config.routing, config.shared_size) == (8, Routing(top_k=2, renormalise=True), 96)
     assert _read(HUNYUAN, moe_topk=2, num_shared_expert=1, moe_intermediate_size=96) == config
+    assert _read(HUNYUAN, rope_parameters=HUNYUAN["rope_scaling"]) == config
     dynamic = _read(HUNYUAN, rope_scaling={"type": "dynamic", "factor": 2.0})
     assert isinstance(dynamic, MoeConfig) and dynamic.rope == RopeConfig(theta=1e6, kind="dynamic", factor=2.0)
 
@@ -182,6 +183,9 @@ def test_exaone_turns_nothing_where_it_sees_all() -> None:
         (HUNYUAN, {"use_cla": True}, "key 'use_cla' (true) is not supported"),
         (HUNYUAN, {"rope_scaling": {"type": "yarn", "alpha": 2.0}}, "alpha belongs to a rope_type 'dynamic', not to"),
         (HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 0}}, "alpha must be above 0"),
+        (HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 1e299}}, "alpha must be above 0 and at most 1e+09"),
+        (HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 2.0, "odd": 1}}, "key 'odd' of rope parameters (1)"),
+        (GLM, {"n_group": 65}, "n_group must be a whole number from 1 to 64"),
         (QWEN2, {"layer_types": ["sliding_attention"] * 4}, "layer_types asks for sliding_attention but"),
         (QWEN2, {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers"),
         (QWEN2, {"n_group": 2}, "key 'n_group' (2) is not supported for model_type 'qwen2_moe'"),

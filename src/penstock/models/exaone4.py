@@ -33,7 +33,8 @@ def read_exaone(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _slides(keys: Keys, layers: int, window: int | None) -> list[bool]:
-    """Reads which layers have a window: by `layer_types`, else all but every so-manieth, where there is a window."""
+    """Reads which layers have a window: by `layer_types`, else all but the last of each
+    `sliding_window_pattern`, where there is a window."""
     told = isinstance(keys.rest.get("layer_types"), list)
     pattern = keys.take("sliding_window_pattern", 4) if told else keys.count("sliding_window_pattern", 4)
     types = read_layer_types(keys, layers, lambda layer: window is not None and (layer + 1) % pattern != 0)

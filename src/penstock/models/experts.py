@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 MOST_EXPERTS = 2**14
+MOST_GROUPS = 64
 GROUPED_ADDED = 1e-20  # to what a token's weights are divided by
 
 
@@ -43,7 +44,7 @@ def read_experts(
 
 
 def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
-    """Reads which layers have experts, as Qwen configures them: every so-manieth, but for those that are listed."""
+    """Reads which layers have experts, as Qwen says it: the last of each `decoder_sparse_step`, unless it is listed."""
     step, alone = keys.count("decoder_sparse_step", 1), keys.take("mlp_only_layers", [])
     if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
         raise keys.fail(f"mlp_only_layers must be a list of layers, not {alone!r}")
@@ -66,7 +67,7 @@ def read_grouped(keys: Keys, experts: int, top_k: int, *, renormalise: bool = Tr
     """Reads a router of sigmoids over groups of experts, as DeepSeek-V3 has it (arXiv:2412.19437). renormalise, scale:
     where the file doesn't say."""
     routing = read_sigmoids(keys, top_k, added=GROUPED_ADDED, renormalise=renormalise, scale=scale)
-    groups, kept = keys.count("n_group", 1), keys.count("topk_group", 1)
+    groups, kept = keys.count("n_group", 1, high=MOST_GROUPS), keys.count("topk_group", 1)
     if experts % groups:
         raise keys.fail(f"n_group ({groups}) does not divide the number of experts ({experts})")
     if kept > groups:

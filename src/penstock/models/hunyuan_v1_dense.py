@@ -15,7 +15,9 @@ from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "HunYuanDenseV1ForCausalLM"
 QK = ("query_layernorm", "key_layernorm")
+MOST_ALPHA = 1e9
 build = partial(build_dense, qk=QK)
+_BESIDE_ALPHA = ("alpha", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "rope_type", "type")
 # Of other models that the code which published it made, of its tokenizer, and of a classifier.
 _NOTHING = (
     "add_classification_head", "class_num", "cla_share_factor", "dense_list", "eod_token_id", "im_end_id",
@@ -46,15 +48,16 @@ def read_hunyuan(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
 
 def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
     """Reads a rope whose base an alpha may make larger: theta * alpha ** (width / (width - 2))."""
+    alphas = []
     for name in ("rope_parameters", "rope_scaling"):
         given = keys.rest.get(name)
         if not isinstance(given, dict) or given.get("alpha") is None:
             continue
-        kind, alpha = given.get("rope_type", given.get("type")), Keys(given, keys.where).positive("alpha")
+        kind = given.get("rope_type", given.get("type"))
         if kind != "dynamic" or width <= 2:
             raise keys.fail(f"alpha belongs to a rope_type 'dynamic', not to {kind!r}")
-        told = {key: given[key] for key in ("rope_theta", "partial_rotary_factor") if key in given}
-        keys.rest[name] = told | {"rope_type": "default"}
-        rope = read_rope(keys, positions, width)
-        return replace(rope, theta=rope.theta * alpha ** (width / (width - 2)))
-    return read_rope(keys, positions, width)
+        alphas.append(Keys(given, keys.where).number("alpha", above=0.0, high=MOST_ALPHA))
+        rest = {key: value for key, value in given.items() if key not in _BESIDE_ALPHA}
+        keys.rest[name] = rest | {"rope_type": "default"}
+    rope = read_rope(keys, positions, width)
+    return replace(rope, theta=rope.theta * alphas[0] ** (width / (width - 2))) if alphas else rope

@@ -42,6 +42,12 @@ EXPERTS = WIDE | {
     "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_experts": 128,
     "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
 }  # fmt: skip
+GROUPED = EXPERTS | {
+    "model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 128, "n_group": 8,
+    "topk_group": 4, "use_qk_norm": True,
+}  # fmt: skip
+GROUPED.pop("num_experts")
+TURNED_FIRST = WIDE | {"model_type": "hunyuan_v1_dense", "architectures": ["HunYuanDenseV1ForCausalLM"]}
 GPT_OSS = LLAMA | {
     "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
     "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32,
@@ -60,6 +66,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3": (QWEN3, {}),
     "gemma": (GEMMA, {}),
     "experts": (EXPERTS, {}),
+    "turned-first": (TURNED_FIRST, {}),
+    "grouped-experts": (GROUPED, {}),
     "eight-experts": (EXPERTS, {"quantization": "fp8"}),
     "int4-experts": (EXPERTS, {"quantization": "int4"}),
     "int8-experts": (EXPERTS, {"quantization": "int8"}),

@@ -44,6 +44,9 @@ class Shape:
     top_k: int
     hidden: int
     inner: int
+    corrected: bool = False  # sigmoids, and a correction for the choice
+    groups: int = 1
+    kept: int = 1
 
 
 SHAPES = {
@@ -51,15 +54,21 @@ SHAPES = {
     "qwen3-30b-tp2": Shape(128, 8, 2048, 384),
     "mixtral-8x7b": Shape(8, 2, 4096, 14336),
     "olmoe": Shape(64, 8, 2048, 1024),
+    "glm-4.5-air": Shape(128, 8, 4096, 1408, corrected=True),
+    "deepseek-v3-tp8": Shape(256, 8, 7168, 256, corrected=True, groups=8, kept=4),
     "gpt-oss-20b": Shape(32, 4, 2880, 2880),  # and -120b's with 128 experts
 }
 
 
 def made(shape: Shape, kind: str) -> Experts:
+    routing = Routing(
+        top_k=shape.top_k, renormalise=True, sigmoid=shape.corrected, groups=shape.groups, kept_groups=shape.kept
+    )
     return Experts(
         _matrix(shape.experts, 2 * shape.inner, shape.hidden, kind),
-        _matrix(shape.experts, shape.hidden, shape.inner, kind), Routing(top_k=shape.top_k, renormalise=True), B,
+        _matrix(shape.experts, shape.hidden, shape.inner, kind), routing, B,
         clamp=(1.702, 7.0) if kind == "mxfp4" else None,
+        correction=torch.randn(shape.experts, device=GPU) if shape.corrected else None,
     )  # fmt: skip
 
 

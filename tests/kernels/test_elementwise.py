@@ -71,7 +71,7 @@ def test_silu_mul_takes_the_gate_first(ops, dtype, width):
 
 @pytest.mark.parametrize("width", [32, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (7, 1), (3, 3)])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", [None, "first", "turned first"])
 def test_rotary_and_store(ops, dtype, width, heads, kv_heads, normed):
     case = make_case([1, 16, 17, 40], chunks=[(5, 13)], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
     tokens = len(case.positions)
@@ -81,15 +81,18 @@ def test_rotary_and_store(ops, dtype, width, heads, kv_heads, normed):
     qkv = draw(tokens, (heads + 2 * kv_heads) * width, dtype=dtype, seed=6)
     parts = qkv.clone().view(tokens, heads + 2 * kv_heads, width)
     kv = case.kv.clone()
-    q = rotate(ops, qkv, table, case.inputs, kv, heads, kv_heads, width, *norms, 1e-6)
+    turned_first = normed == "turned first"
+    q = rotate(ops, qkv, table, case.inputs, kv, heads, kv_heads, width, *norms, 1e-6, turned_first=turned_first)
     assert q.shape == (tokens, heads, width) and q.dtype == dtype
     for token, (where, position) in enumerate(zip(case.tables, case.positions, strict=True)):
         cos, sin = table[position].double()
         for head in range(heads + kv_heads):
             x = parts[token, head].double()
+            if turned_first:
+                x = naive_rotate(x, cos, sin)
             if normed:
                 x = naive_rms_norm(x, norms[0 if head < heads else 1], 1e-6)
-            want = naive_rotate(x, cos, sin)
+            want = x if turned_first else naive_rotate(x, cos, sin)
             got = q[token, head] if head < heads else stored(kv, where, position, head - heads, 0).to(dtype)
             assert_close(got, want, factor=2.0)
         for head in range(kv_heads):

@@ -34,8 +34,9 @@ def test_the_gate_inside_its_product(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(4, 2, 64), (7, 1, 80), (2, 2, 32)], ids=str)
 @pytest.mark.parametrize("norms", [False, True])
-def test_rotary(shape, norms):
-    cases.check_rotary(CPU, F32, 5, *shape, norms)
+@pytest.mark.parametrize("turned_first", [False, True])
+def test_rotary(shape, norms, turned_first):
+    cases.check_rotary(CPU, F32, 5, *shape, norms, turned_first)
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 16), (3, 1, 24)], ids=str)

@@ -53,6 +53,7 @@ def test_the_gate_inside_its_product(cases, kind, width, k):
 def test_rotary(cases, dtype, shape, norms):
     for tokens in (1, 17, 400):
         cases.check_rotary(GPU, dtype, tokens, *shape, norms)
+        cases.check_rotary(GPU, dtype, tokens, *shape, norms, turned_first=True)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,22 @@ GLM4_MOE = {
     "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }  # fmt: skip
-NEEDED = {"Lfm2Moe": {"layer_types": CONV_LAST}}  # what transformers has no default for that it computes with
+ERNIE_MOE = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 40}
+MINIMAX = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
+HUNYUAN_MOE = {"num_experts": 6, "moe_topk": 2, "head_dim": 16}
+QWEN2_MOE = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 72,
+}  # fmt: skip
+DOTS1 = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_shared_experts": 1}
+EXAONE_MOE = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "sliding_window": 21,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
+NEEDED: dict[str, dict[str, Any]] = {
+    "Dots1": DOTS1,
+    "Lfm2Moe": {"layer_types": CONV_LAST},
+    "Glm4": {"eos_token_id": []},
+}  # what transformers has no default for that it computes with
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -188,6 +203,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"norm_topk_prob": False, "n_shared_experts": 2, "first_k_dense_replace": 0, "head_dim": 32}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}},
     ),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16, "use_bias": True}),
+    "ernie4_5-wide": ("Ernie4_5", {"head_dim": 32, "rope_parameters": YARN, "tie_word_embeddings": False}),
+    "ernie4_5-moe": ("Ernie4_5_Moe", ERNIE_MOE),
+    "ernie4_5-moe-bounds": (
+        "Ernie4_5_Moe",
+        ERNIE_MOE
+        | {"moe_layer_start_index": 0, "moe_layer_end_index": 2, "moe_layer_interval": 2, "num_hidden_layers": 4}
+        | {"moe_num_shared_experts": 0, "moe_norm_min": 0.6, "tie_word_embeddings": False},
+    ),
+    "glm4": ("Glm4", {"head_dim": 16, "eos_token_id": []}),
+    "glm4-quarter": (
+        "Glm4",
+        {"head_dim": 32, "attention_bias": False, "tie_word_embeddings": True, "eos_token_id": []}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}},
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 16}),
+    "seed-oss-biases": (
+        "SeedOss", {"head_dim": 32, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": 21, "num_hidden_layers": 4, "rope_parameters": LLAMA3}),
+    "exaone4-no-window": (
+        "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3, "head_dim": 32},
+    ),
+    "exaone4-pattern": ("Exaone4", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 32}),
+    "minimax-m2": ("MiniMaxM2", MINIMAX | {"rotary_dim": 8}),
+    "minimax-m2-whole": ("MiniMaxM2", MINIMAX | {"num_experts_per_tok": 1, "tie_word_embeddings": True}),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 16}),
+    "hunyuan-alpha-biases": (
+        "HunYuanDenseV1",
+        {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan-moe": ("HunYuanMoEV1", HUNYUAN_MOE),
+    "hunyuan-moe-lists": ("HunYuanMoEV1", HUNYUAN_MOE | {"moe_topk": [3] * 3, "attention_bias": True}),
+    "qwen2-moe": ("Qwen2Moe", QWEN2_MOE),
+    "qwen2-moe-windows": (
+        "Qwen2Moe",
+        QWEN2_MOE
+        | {"norm_topk_prob": True, "qkv_bias": False, "mlp_only_layers": [1], "tie_word_embeddings": True}
+        | {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 2},
+    ),
+    "dots1": ("Dots1", DOTS1 | {"max_window_layers": 1, "sliding_window": 21, "norm_topk_prob": True}),
+    "dots1-biases": (
+        "Dots1",
+        DOTS1
+        | {"sliding_window": None, "attention_bias": True, "n_group": 3, "topk_group": 1, "routed_scaling_factor": 2.5}
+        | {"first_k_dense_replace": 1, "n_shared_experts": 2},
+    ),
+    "exaone-moe": ("ExaoneMoe", EXAONE_MOE | {"num_hidden_layers": 4, "n_group": 2, "topk_group": 1}),
+    "exaone-moe-types": ("ExaoneMoe", EXAONE_MOE | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip

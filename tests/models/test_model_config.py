@@ -318,7 +318,10 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
         ),
         ({"model_type": "granitemoehybrid"}, "state-space layers (Mamba); what is served and nearest is Granite 3.3"),
         ({"model_type": "qwen3_vl"}, "it has images, sound or video; what is served and nearest is Qwen3"),
-        ({"model_type": "lama"}, "'lama' is not supported; what is served and nearest is llama: supported are gemma2,"),
+        (
+            {"model_type": "lama"},
+            "'lama' is not supported; what is served and nearest is llama: supported are dots1,",
+        ),
         ({"model_type": "gemma3"}, "architectures ['LlamaForCausalLM'] is not supported: for gemma3 only"),
         ({"model_type": REMOVE}, "key 'model_type' is missing"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
@@ -458,7 +461,7 @@ def test_an_end_id_outside_the_vocabulary(tmp_path: Path) -> None:
 def test_phi_4_mini_as_it_is_published() -> None:
     """Its keys, and the factors' number, as on the hub; which set is taken is the table's length to say."""
     config = _read(PHI_4_MINI)
-    assert isinstance(config, DenseConfig) and config.fused and config.context == 131072
+    assert isinstance(config, DenseConfig) and config.fused_qkv and config.context == 131072
     assert config.windows == (None,) * 32, "a window of more than the context hides nothing"
     assert (config.rope.kind, config.rope.part, config.rope.factor) == ("longrope", 0.75, 32.0)
     assert _read(PHI_4_MINI, rope_scaling=PHI_4_MINI["rope_scaling"] | {"type": "su"}) == config

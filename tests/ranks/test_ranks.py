@@ -57,6 +57,14 @@ SHARED = {
     "moe_intermediate_size": 24, "n_shared_experts": 2, "n_group": 3, "topk_group": 2, "use_qk_norm": True,
     "attention_bias": True, "partial_rotary_factor": 0.5,
 }  # fmt: skip
+PARTS = {
+    "model_type": "minimax_m2", "architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 5, "head_dim": 8,
+    "num_experts_per_tok": 2, "intermediate_size": 24, "rotary_dim": 4,
+}  # fmt: skip
+GATED = EXPERTS | {
+    "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 40,
+}  # fmt: skip
+GATED.pop("head_dim")
 ASKS = [
     Ask(), Ask(temperature=1.0, seed=3), Ask(temperature=1.2, top_p=0.8, seed=4),
     Ask(temperature=1.0, repetition=1.3, frequency=0.5, seed=5), Ask(temperature=1.0, bias={9: 3.0}, seed=6),
@@ -116,8 +124,15 @@ def test_experts_are_shared_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [FUSED, NORMED, FOUR, SHARED],
-    ids=["fused tensors", "norms over all heads", "experts in one tensor", "experts beside a shared one"],
+    [FUSED, NORMED, FOUR, SHARED, PARTS, GATED],
+    ids=[
+        "fused tensors",
+        "norms over all heads",
+        "experts in one tensor",
+        "experts beside a shared one",
+        "norms of turned parts",
+        "a gated shared expert",
+    ],
 )
 def test_families_are_cut_as_they_lie(shape: dict[str, Any], tmp_path: Path) -> None:
     """Four ranks and two key heads: of one tensor for q, k and v a rank takes three stretches. Of experts in one tensor

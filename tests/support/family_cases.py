@@ -158,6 +158,38 @@ CASES: dict[str, Case] = {
     "qwen3_next 4/1 of 64": (
         "Qwen3Next", heads(4, 1, 64) | DELTA | SHARED | {"num_experts": 6, "num_experts_per_tok": 2},
     ),
+    "glm4_moe 4/2 of 64, groups": (
+        "Glm4Moe", heads(4, 2, 64) | {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"n_group": 3, "topk_group": 2, "use_qk_norm": True, "routed_scaling_factor": 1.5} | BIASES | THREE,
+    ),
+    "ernie4_5_moe 4/2 of 32": (
+        "Ernie4_5_Moe", {"num_attention_heads": 4, "num_key_value_heads": 2, "moe_num_experts": 6, "moe_k": 3}
+        | {"moe_intermediate_size": 48} | THREE,
+    ),
+    "ernie4_5 4/2 of 64, biases, tied": ("Ernie4_5", heads(4, 2, 64) | {"use_bias": True} | TIED),
+    "qwen2_moe 4/2 of 64, a gated shared expert": (
+        "Qwen2Moe", heads(4, 2, 64) | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"shared_expert_intermediate_size": 96},
+    ),
+    "dots1 4/2 of 64": (
+        "Dots1", heads(4, 2, 64) | {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"n_shared_experts": 1, "sliding_window": None},
+    ),
+    "exaone_moe 4/2 of 64, mixed windows": (
+        "ExaoneMoe", heads(4, 2, 64) | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"sliding_window": 37, "num_hidden_layers": 4} | THETA,
+    ),
+    "glm4 4/2 of 64": ("Glm4", heads(4, 2, 64) | {"eos_token_id": []}),
+    "seed_oss 4/1 of 128, biases": ("SeedOss", heads(4, 1, 128) | {"attention_out_bias": True, "mlp_bias": True}),
+    "exaone4 4/2 of 64, mixed windows": ("Exaone4", heads(4, 2, 64) | {"sliding_window": 37, "num_hidden_layers": 4}),
+    "minimax_m2 4/2 of 64, half turns": (
+        "MiniMaxM2", heads(4, 2, 64) | {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 32},
+    ),
+    "hunyuan_v1_dense 4/2 of 128, alpha": (
+        "HunYuanDenseV1", heads(4, 2, 128)
+        | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan_v1_moe 4/2 of 64": ("HunYuanMoEV1", heads(4, 2, 64) | {"num_experts": 6, "moe_topk": 2}),
     "gpt_oss 4/2 of 64, window 37": (
         "GptOss", heads(4, 2, 64) | YARN | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 37},
     ),

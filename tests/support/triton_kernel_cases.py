@@ -95,8 +95,9 @@ def check_gate_and_table(device: str, dtype: torch.dtype, rows: int, width: int)
 
 
 def check_rotary(
-    device: str, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, width: int, norms: bool
-) -> None:
+    device: str, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, width: int, norms: bool,
+    turned_first: bool = False,
+) -> None:  # fmt: skip
     parts, pool = heads + 2 * kv_heads, tokens // 16 + 3
     qkv = drawn(tokens, parts * width, dtype=dtype)
     positions = torch.randint(90, (tokens,), generator=torch.Generator().manual_seed(1))
@@ -109,15 +110,17 @@ def check_rotary(
         rotary, qkv.clone().to(device), cos_sin.to(device),
         SimpleNamespace(positions=positions.to(device), slots=slots.to(device)),
         kv, heads, kv_heads, width, *(None if w is None else w.to(device) for w in weights), 1e-6,
+        turned_first=turned_first,
     ).cpu()  # fmt: skip
     split, kv, table = qkv.view(tokens, parts, width), kv.cpu(), cos_sin.double()
     for t in (0, tokens - 1, tokens // 2):
-        wanted = split[t].double()
-        for part, weight in ((slice(0, heads), weights[0]), (slice(heads, heads + kv_heads), weights[1])):
-            if weight is not None:
-                wanted[part] = naive_rms_norm(split[t, part], weight, 1e-6)
-        cos, sin = table[int(positions[t])]
-        turned = torch.stack([naive_rotate(head, cos, sin) for head in wanted[: heads + kv_heads]])
+        turned, (cos, sin) = split[t, : heads + kv_heads].double(), table[int(positions[t])]
+        for turns in (turned_first, not turned_first):
+            if turns:
+                turned = torch.stack([naive_rotate(head, cos, sin) for head in turned])
+            elif norms:
+                of_q, of_k = turned[:heads], turned[heads:]
+                turned = torch.cat([naive_rms_norm(x, w, 1e-6) for x, w in zip((of_q, of_k), weights, strict=True)])
         block, offset = divmod(int(slots[t]), 16)
         assert_close(q[t], turned[:heads])
         assert_close(kv[block, :, 0, offset], turned[heads:])

@@ -22,6 +22,7 @@ class AttentionKind:
 
     rope: number of its rotary table.   window: a token sees itself and the window - 1 tokens before it; None: all.
     scale: of scores.   softcap: scores become softcap * tanh(score / softcap); None: as they are.
+    turned_first: where heads of q and k are normed, they are so once they are turned.
     """
 
     heads: int
@@ -31,6 +32,7 @@ class AttentionKind:
     window: int | None
     scale: float
     softcap: float | None = None
+    turned_first: bool = False
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -116,24 +116,24 @@ class Maker:
     def row_linear(
         self, name: str, out: int, into: int, pieces: int, *, bias: bool = False, in_parts: bool = False
     ) -> Linear:
-        """A matrix whose inputs are divided among ranks, which add up their answers. in_parts: somebody else adds them,
-        and with them the bias, of which each has its part."""
+        """A matrix whose inputs are divided among ranks, which add up their answers. in_parts: somebody else does."""
+        assert not (bias and in_parts), "a bias is added once, behind the sum"
         if self.layout.size == 1:
             return self.linear(name, out, into, bias=bias)
-        part, ranks = Part(name, (out, into), 1, *self.layout.share(pieces, name)), self.layout.size
-        if in_parts:
-            return self._linear([part], bias, of_bias=lambda whole: whole / ranks)
-        return self._linear([part], bias, summed=self.layout)
+        part = Part(name, (out, into), 1, *self.layout.share(pieces, name))
+        return self._linear([part], bias, None if in_parts else self.layout)
 
     def attention(
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
         scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
         norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
         query_growth: float = 0.0, sinks: bool = False, gated: bool = False, out: str = "o_proj",
+        turned_first: bool = False,
     ) -> Attention:  # fmt: skip
         """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores, None: width ** -0.5.
-        norms: of q's and k's heads.   query_growth: of queries beyond the rope's original context.   sinks: each head
-        has one, `.sinks`.   gated: q's rows are twice as many, each head's gate behind it."""
+        norms: of q's and k's heads, before they are turned or (turned_first) then.   query_growth: of queries beyond
+        the rope's original context.   sinks: each head has one, `.sinks`.   gated: q's rows are twice as many, each
+        head's gate behind it."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -143,6 +143,7 @@ class Maker:
             window=window,
             scale=width**-0.5 if scale is None else scale,
             softcap=softcap,
+            turned_first=turned_first,
         )
         parts = [
             (f"{at}.q_proj", heads * width * (2 if gated else 1), heads),
@@ -266,12 +267,10 @@ class Maker:
             shared=shared,
         )
 
-    def shared_expert(
-        self, at: str, hidden: int, middle: int, *, gate: str | None = None, bias: bool = False
-    ) -> SharedExpert:
+    def shared_expert(self, at: str, hidden: int, middle: int, *, gate: str | None = None) -> SharedExpert:
         """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`.   gate: the product whose sigmoid multiplies
         the answer, None: it has none."""
-        mlp = self.mlp(at, hidden, middle, bias=bias, in_parts=True)
+        mlp = self.mlp(at, hidden, middle, in_parts=True)
         return SharedExpert(mlp, None if gate is None else self.linear(gate, 1, hidden))
 
     def whole_moe(
@@ -324,10 +323,7 @@ class Maker:
             self.rope_tables[rope, width] = rope_table(rope, width, self.positions, self.device)
         return list(self.rope_tables).index((rope, width))
 
-    def _linear(
-        self, parts: list[Part], bias: bool, summed: Layout | None = None,
-        of_bias: Callable[[Tensor], Tensor] | None = None,
-    ) -> Linear:  # fmt: skip
+    def _linear(self, parts: list[Part], bias: bool, summed: Layout | None = None) -> Linear:
         scheme = self._scheme(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None
@@ -336,7 +332,7 @@ class Maker:
                 p.over(f"{p.name}.bias", p.shape[:1]) if p.cut == 0 else Part(f"{p.name}.bias", p.shape[:1])
                 for p in parts
             ]
-            added = Weight(rows, self.dtype, self.device, transform=of_bias)
+            added = Weight(rows, self.dtype, self.device)
         return Linear(loaded, added, scheme=scheme, summed=summed)
 
     def _scheme(self, parts: list[Part]) -> Scheme:

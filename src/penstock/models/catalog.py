@@ -23,15 +23,24 @@ _GPU = "CPU, GPU"
 _EXPERTS = "experts wide, in float8, int8 or int4"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
+    "dots1": Served("dots.llm1", notes=_EXPERTS),
+    "ernie4_5": Served("ERNIE 4.5 0.3B"),
+    "ernie4_5_moe": Served("ERNIE 4.5 21B-A3B, 300B-A47B", notes=_EXPERTS),
+    "exaone4": Served("EXAONE 4.0 1.2B, 32B"),
+    "exaone_moe": Served("K-EXAONE 236B-A23B", notes=_EXPERTS),
     "gemma2": Served("Gemma 2", _GPU),
     "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
     "gemma3_text": Served("Gemma 3 270M, 1B", _GPU),
+    "glm4": Served("GLM-4 and GLM-Z1 9B, 32B, of 2025-04"),
     "glm4_moe": Served("GLM-4.5 to 4.7, Air, INTELLECT-3", notes=_EXPERTS),
     "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", _GPU, notes="experts in four bits (MXFP4) or wide"),
     "granite": Served("Granite 3.0 to 3.3", _GPU),
+    "hunyuan_v1_dense": Served("Hunyuan 0.5B to 7B"),
+    "hunyuan_v1_moe": Served("Hunyuan-A13B", notes=_EXPERTS),
     "lfm2": Served("LFM2 and LFM2.5, 230M to 2.6B"),
     "lfm2_moe": Served("LFM2 and LFM2.5, 8B-A1B", notes=_EXPERTS),
     "llama": Served("Llama 1 to 3.x, and what was saved as such", _GPU),
+    "minimax_m2": Served("MiniMax-M2 to M2.5", notes=_EXPERTS),
     "ministral3": Served("Ministral 3, its text saved alone", _GPU),
     "mistral": Served("Mistral 7B, Nemo, Small 2 and 3", _GPU),
     "mistral3": Served("Mistral Small 3.1 and 3.2, Ministral 3", notes=_TEXT),
@@ -41,6 +50,7 @@ CATALOG: dict[str, Served] = {
     "olmoe": Served("OLMoE", _GPU, notes=_EXPERTS),
     "phi3": Served("Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini", _GPU, notes="max_model_len decides on longrope's factors"),
     "qwen2": Served("Qwen1.5, Qwen2, Qwen2.5", _GPU),
+    "qwen2_moe": Served("Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B", notes=_EXPERTS),
     "qwen3": Served("Qwen3", _GPU),
     "qwen3_moe": Served("Qwen3-30B-A3B, 235B-A22B, Coder", _GPU, notes=_EXPERTS),
     "qwen3_5": Served("Qwen3.5 0.8B to 27B", notes=_TEXT),
@@ -48,6 +58,7 @@ CATALOG: dict[str, Served] = {
     "qwen3_5_moe_text": Served("Qwen3.5 with experts, its text saved alone", notes=_EXPERTS),
     "qwen3_5_text": Served("Qwen3.5, its text saved alone"),
     "qwen3_next": Served("Qwen3-Next-80B-A3B, Qwen3-Coder-Next", notes=_EXPERTS),
+    "seed_oss": Served("Seed-OSS 36B"),
     "smollm3": Served("SmolLM3", _GPU),
 }
 MEASURED = (

@@ -27,9 +27,10 @@ class DenseConfig(ModelConfig):
     """Shapes and switches of a dense decoder.
 
     qk_norm, whole_qk_norm: q and k are normed head by head, or all heads of each together.
-    norms_behind: norms stand behind attention and MLP, and none before.   wide_norms: weights of norms are multiplied
-        by before the answer is rounded.
-    fused: the checkpoint has one tensor for q, k and v, and one for gate and up.
+    turned_first: q and k are turned before they are normed, not then.
+    norms_behind: norms stand behind attention and MLP, and none before.   norms_around: before and behind.
+    wide_norms: weights of norms are multiplied by before the answer is rounded.
+    fused_qkv, fused_gate_up: the checkpoint has one tensor for q, k and v, and one for gate and up.
     ropes: each layer's, where they aren't all `rope`.   clip_qkv: the most that q, k and v may be.
     score_scale: of queries and keys, None: head_dim ** -0.5.   query_growth: queries at position p are multiplied by
         1 + query_growth * log(1 + p // rope.original_context).
@@ -48,9 +49,12 @@ class DenseConfig(ModelConfig):
     mlp_bias: bool = False
     qk_norm: bool = False
     whole_qk_norm: bool = False
+    turned_first: bool = False
     norms_behind: bool = False
+    norms_around: bool = False
     wide_norms: bool = False
-    fused: bool = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
     ropes: tuple[RopeConfig, ...] = ()
     clip_qkv: float | None = None
     score_scale: float | None = None
@@ -105,6 +109,11 @@ def past_own_code(keys: Keys, named: str) -> None:
         del keys.rest["auto_map"]
 
 
+def given_width(keys: Keys, absent: int) -> int | None:
+    """Returns what read_dense takes for `head_dim`, where a null means hidden_size / heads and silence `absent`."""
+    return None if "head_dim" in keys.rest else absent
+
+
 def given_window(keys: Keys, absent: int | None) -> int | None:
     """Reads `sliding_window`: a key that isn't there has the model type's own default, a null means no window."""
     return keys.count("sliding_window", None if "sliding_window" in keys.rest else absent)  # type: ignore[no-any-return]
@@ -146,9 +155,11 @@ def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, ...]) -> list[st
 
 
 def build_dense(
-    config: DenseConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None
-) -> Decoder:
-    """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP."""
+    config: DenseConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None, *,
+    qk: tuple[str, str] = ("q_norm", "k_norm"),
+) -> Decoder:  # fmt: skip
+    """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP.   qk: names of norms of q
+    and k behind their attention's."""
     from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
@@ -157,29 +168,36 @@ def build_dense(
     c, hidden = config, config.hidden_size
     shape = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim)
 
-    def norm(name: str, length: int = hidden) -> Norm:
-        return make.norm(f"{name}.weight", length, c.rms_norm_eps, wide=c.wide_norms)
+    def norm(name: str, length: int = hidden, first: Norm | None = None) -> Norm:
+        return make.norm(f"{name}.weight", length, c.rms_norm_eps, wide=c.wide_norms, first=first)
+
+    def behind(number: int, part: str) -> Norm | None:
+        around = c.norms_around and number >= 0
+        return norm(f"model.layers.{number}.post_{part}_layernorm") if around else None
 
     def layer(number: int, window: int | None) -> Block:
         at = f"model.layers.{number}"
-        names = [f"{at}.self_attn.{n}_norm" for n in "qk"]
+        names = [f"{at}.self_attn.{name}" for name in qk]
         attention = make.attention(
             f"{at}.self_attn", hidden, shape, c.ropes[number] if c.ropes else c.rope, window=window,
-            scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias, fused=c.fused, query_growth=c.query_growth,
-            sinks=c.sinks,
+            scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias, fused=c.fused_qkv, query_growth=c.query_growth,
+            sinks=c.sinks, turned_first=c.turned_first,
             norms=(norm(names[0], c.head_dim), norm(names[1], c.head_dim)) if c.qk_norm else None,
             between=make.whole_norms(names, shape, c.rms_norm_eps, wide=c.wide_norms, clip=c.clip_qkv)
             if c.whole_qk_norm else None,
         )  # fmt: skip
         if feed_forward is None:
-            mlp: FeedForward = make.mlp(f"{at}.mlp", hidden, c.intermediate_size, bias=c.mlp_bias, fused=c.fused)
+            mlp: FeedForward = make.mlp(
+                f"{at}.mlp", hidden, c.intermediate_size, bias=c.mlp_bias, fused=c.fused_gate_up
+            )
         else:
             mlp = feed_forward(number, f"{at}.mlp")
-        between = norm(f"{at}.post_attention_layernorm")
+        between = norm(f"{at}.post_attention_layernorm", first=behind(number, "self_attn"))
         if c.norms_behind:
             return NormsBehindLayer(attention, between, mlp, norm(f"{at}.post_feedforward_layernorm"))
-        return DecoderLayer(norm(f"{at}.input_layernorm"), attention, between, mlp, c.residual_scale)
+        before = norm(f"{at}.input_layernorm", first=behind(number - 1, "mlp"))
+        return DecoderLayer(before, attention, between, mlp, c.residual_scale)
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
     scales = {"embedding_scale": c.embedding_scale, "logits_scale": c.logits_scale}
-    return Decoder(config, make, layers, norm("model.norm"), **scales)
+    return Decoder(config, make, layers, norm("model.norm", first=behind(len(layers) - 1, "mlp")), **scales)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.routing import Routing
 from penstock.models.dense import DenseConfig, build_dense
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 MOST_EXPERTS = 2**14
+MOST_GROUPS = 64
 GROUPED_ADDED = 1e-20  # to what a token's weights are divided by
 
 
@@ -30,7 +31,7 @@ class MoeConfig(DenseConfig):
 
 
 def read_experts(
-    keys: Keys, count: int, each: int, *, low: int = 1,
+    keys: Keys, count: Any, each: Any, *, low: int = 1,
     names: tuple[str, ...] = ("num_local_experts", "num_experts"), per_token: str = "num_experts_per_tok",
 ) -> tuple[int, int]:  # fmt: skip
     """Reads how many experts a layer has, under any of `names`, and a token. count, each: where nothing says."""
@@ -42,29 +43,31 @@ def read_experts(
     return experts, each
 
 
-def sparse_layers(keys: Keys, layers: int) -> frozenset[int]:
-    """Reads which layers have experts, as Qwen's configs say it: every so many, but for some."""
+def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
+    """Reads which layers have experts, as Qwen says it: the last of each `decoder_sparse_step`, unless it is listed."""
     step, alone = keys.count("decoder_sparse_step", 1), keys.take("mlp_only_layers", [])
     if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
         raise keys.fail(f"mlp_only_layers must be a list of layers, not {alone!r}")
-    return frozenset(n for n in range(layers) if n not in alone and (n + 1) % step == 0)
+    return frozenset(n for n in range(layers) if experts and n not in alone and (n + 1) % step == 0)
 
 
-def read_sigmoids(keys: Keys, top_k: int, *, added: float) -> Routing:
-    """Reads how experts are weighed by the sigmoids of their scores. added: to what weights are divided by."""
+def read_sigmoids(keys: Keys, top_k: int, *, added: float, renormalise: bool = True, scale: float = 1.0) -> Routing:
+    """Reads how experts are weighed by the sigmoids of their scores. added: to what weights are divided by.
+    renormalise, scale: where the file doesn't say."""
     return Routing(
         top_k=top_k,
-        renormalise=keys.flag("norm_topk_prob", True),
+        renormalise=keys.flag("norm_topk_prob", renormalise),
         sigmoid=True,
         added=added,
-        scale=keys.positive("routed_scaling_factor", 1.0),
+        scale=keys.positive("routed_scaling_factor", scale),
     )
 
 
-def read_grouped(keys: Keys, experts: int, top_k: int) -> Routing:
-    """Reads a router of sigmoids over groups of experts, as DeepSeek-V3 has it (arXiv:2412.19437)."""
-    routing = read_sigmoids(keys, top_k, added=GROUPED_ADDED)
-    groups, kept = keys.count("n_group", 1), keys.count("topk_group", 1)
+def read_grouped(keys: Keys, experts: int, top_k: int, *, renormalise: bool = True, scale: float = 1.0) -> Routing:
+    """Reads a router of sigmoids over groups of experts, as DeepSeek-V3 has it (arXiv:2412.19437). renormalise, scale:
+    where the file doesn't say."""
+    routing = read_sigmoids(keys, top_k, added=GROUPED_ADDED, renormalise=renormalise, scale=scale)
+    groups, kept = keys.count("n_group", 1, high=MOST_GROUPS), keys.count("topk_group", 1)
     if experts % groups:
         raise keys.fail(f"n_group ({groups}) does not divide the number of experts ({experts})")
     if kept > groups:
@@ -79,24 +82,27 @@ def read_grouped(keys: Keys, experts: int, top_k: int) -> Routing:
 
 def build_moe(
     config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None, *,
-    router: str = "gate", correction: str | None = None, shared: str = "shared_experts",
+    router: str = "gate", correction: str | None = None, alone: bool = False, shared: str = "shared_experts",
+    shared_gate: str | None = None, qk: tuple[str, str] = ("q_norm", "k_norm"),
 ) -> Decoder:  # fmt: skip
     """Makes the decoder. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down.
-    router, shared: behind the part's name, those of the router and the shared expert.   correction: likewise, what is
-    added for the choice, None: nothing is."""
+    Behind the part's name: router, shared, shared_gate: those of the router, the shared expert and its gate (None: it
+    has none); correction: of what is added for the choice (None: nothing is), alone: which is a row [1, experts].
+    qk: as build_dense takes it."""
     from penstock.quant.weight import Part
 
-    c, hidden = config, config.hidden_size
+    c, hidden, lone = config, config.hidden_size, (1, config.experts) if alone else (config.experts,)
 
     def feed_forward(layer: int, at: str) -> FeedForward:
         if layer not in c.expert_layers:
-            return make.mlp(at, hidden, c.intermediate_size, bias=c.mlp_bias)
+            return make.mlp(at, hidden, c.intermediate_size)
         at = f"{at.removesuffix('mlp')}{part}"
         return make.moe(
             at, hidden, c.expert_size, c.experts, c.routing, router=router, names=names,
-            correction=None if correction is None else Part(f"{at}.{correction}", (c.experts,)),
-            shared=make.shared_expert(f"{at}.{shared}", hidden, c.shared_size, bias=c.mlp_bias)
-            if c.shared_size else None,
+            correction=None if correction is None else Part(f"{at}.{correction}", lone),
+            shared=make.shared_expert(
+                f"{at}.{shared}", hidden, c.shared_size, gate=None if shared_gate is None else f"{at}.{shared_gate}"
+            ) if c.shared_size else None,
         )  # fmt: skip
 
-    return build_dense(c, make, feed_forward)
+    return build_dense(c, make, feed_forward, qk=qk)

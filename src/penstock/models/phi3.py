@@ -25,4 +25,6 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     keys.take("original_max_position_embeddings", None)  # longrope has read it
     window = given_window(keys, None)
     sees_all = window is None or window >= fields["context"]
-    return DenseConfig(**fields, windows=(None if sees_all else window,) * fields["num_layers"], fused=True)
+    return DenseConfig(
+        **fields, windows=(None if sees_all else window,) * fields["num_layers"], fused_qkv=True, fused_gate_up=True
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.kernels.routing import Routing
 from penstock.models.dense import given_window, read_dense
-from penstock.models.experts import MoeConfig, build_moe, read_experts, sparse_layers
+from penstock.models.experts import MoeConfig, build_moe, read_experts, read_sparse
 from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -33,5 +33,5 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         expert_size=keys.count("moe_intermediate_size", 768, high=MOST),
         experts=experts,
         routing=Routing(top_k=each, renormalise=keys.flag("norm_topk_prob")),
-        expert_layers=sparse_layers(keys, layers) if experts else frozenset(),
+        expert_layers=read_sparse(keys, layers, experts),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.models.delta_hybrid import DeltaMoeConfig, build_with_experts, read_hybrid, read_hybrid_experts
-from penstock.models.experts import sparse_layers
+from penstock.models.experts import read_sparse
 from penstock.models.keys import Keys
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ def read(keys: Keys, named: dict[str, Any]) -> DeltaMoeConfig:
     """Reads config.json."""
     fields, renormalise = read_hybrid(keys, named), keys.flag("norm_topk_prob", True)
     experts = read_hybrid_experts(keys, 512, 10, renormalise=renormalise)
-    return DeltaMoeConfig(**fields, **experts, expert_layers=sparse_layers(keys, fields["num_layers"]))
+    return DeltaMoeConfig(
+        **fields, **experts, expert_layers=read_sparse(keys, fields["num_layers"], experts["experts"])
+    )
 
 
 def build(config: DeltaMoeConfig, make: Maker) -> Decoder:

@@ -47,14 +47,18 @@ def rotary_and_store(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], normed and rotated; K and V go to `inputs.slots` of kv."""
+    """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], normed and rotated (`kind.turned_first`: the other way
+    round); K and V go to `inputs.slots` of kv."""
     heads, kv_heads, width = kind.heads, kind.kv_heads, kind.width
     parts = qkv.view(qkv.shape[0], heads + 2 * kv_heads, width)
+    if kind.turned_first:
+        _rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
     if q_norm is not None:
         parts[:, :heads] = rms_norm(parts[:, :heads], q_norm, eps)
     if k_norm is not None:
         parts[:, heads : heads + kv_heads] = rms_norm(parts[:, heads : heads + kv_heads], k_norm, eps)
-    _rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
+    if not kind.turned_first:
+        _rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
     _store(parts[:, heads:], kv, plan.rotary)
     return parts[:, :heads]
 

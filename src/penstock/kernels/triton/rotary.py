@@ -33,6 +33,25 @@ def _by(x, scale, weight, dtype: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _normed(a, b, q_norm, k_norm, is_q, is_k, lane, eps, dtype: tl.constexpr, WIDTH: tl.constexpr,
+            Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Both halves of heads [PIECE, HALF], q's and k's normed."""
+    half = WIDTH // 2
+    scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / WIDTH + eps)[:, None]
+    if Q_NORM:
+        by_a = tl.load(q_norm + lane, mask=lane < half, other=0.0).to(tl.float32)
+        by_b = tl.load(q_norm + half + lane, mask=lane < half, other=0.0).to(tl.float32)
+        a = tl.where(is_q, _by(a, scale, by_a, dtype, WIDE), a)
+        b = tl.where(is_q, _by(b, scale, by_b, dtype, WIDE), b)
+    if K_NORM:
+        by_a = tl.load(k_norm + lane, mask=lane < half, other=0.0).to(tl.float32)
+        by_b = tl.load(k_norm + half + lane, mask=lane < half, other=0.0).to(tl.float32)
+        a = tl.where(is_k, _by(a, scale, by_a, dtype, WIDE), a)
+        b = tl.where(is_k, _by(b, scale, by_b, dtype, WIDE), b)
+    return a, b
+
+
+@triton.jit
 def to_eight(numbers, scale):
     """Numbers rounded to the model's dtype -> e4m3 of them over their scale, by its reciprocal."""
     eight = numbers.to(tl.float32) * tl.div_rn(1.0, scale)
@@ -80,7 +99,7 @@ def _rotary_and_store(
     qkv, cos_sin, positions, slots, keys, values, scales, q_norm, k_norm, eps, kv_stride, stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
     EIGHT: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
-    PIECE: tl.constexpr, OF_V: tl.constexpr,
+    PIECE: tl.constexpr, OF_V: tl.constexpr, TURNED_FIRST: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     release(EARLY)
@@ -93,25 +112,19 @@ def _rotary_and_store(
     source = qkv + token * stride + head * WIDTH + lane
     a = tl.load(source, mask=there, other=0.0).to(tl.float32)
     b = tl.load(source + half, mask=there, other=0.0).to(tl.float32)
-    dtype = qkv.dtype.element_ty
-    if Q_NORM or K_NORM:
-        scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / WIDTH + eps)[:, None]
-        if Q_NORM:
-            by_a = tl.load(q_norm + lane, mask=lane < half, other=0.0).to(tl.float32)
-            by_b = tl.load(q_norm + half + lane, mask=lane < half, other=0.0).to(tl.float32)
-            a = tl.where(is_q, _by(a, scale, by_a, dtype, WIDE), a)
-            b = tl.where(is_q, _by(b, scale, by_b, dtype, WIDE), b)
-        if K_NORM:
-            is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
-            by_a = tl.load(k_norm + lane, mask=lane < half, other=0.0).to(tl.float32)
-            by_b = tl.load(k_norm + half + lane, mask=lane < half, other=0.0).to(tl.float32)
-            a = tl.where(is_k, _by(a, scale, by_a, dtype, WIDE), a)
-            b = tl.where(is_k, _by(b, scale, by_b, dtype, WIDE), b)
+    dtype: tl.constexpr = qkv.dtype.element_ty
+    is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    if (Q_NORM or K_NORM) and not TURNED_FIRST:
+        a, b = _normed(a, b, q_norm, k_norm, is_q, is_k, lane, eps, dtype, WIDTH, Q_NORM, K_NORM, WIDE)
     table = cos_sin + tl.load(positions + token).to(tl.int64) * WIDTH + lane
     cos = tl.load(table, mask=lane < half, other=0.0)
     sin = tl.load(table + half, mask=lane < half, other=0.0)
     first = tl.where(is_v, a, a * cos - b * sin).to(dtype)
     second = tl.where(is_v, b, b * cos + a * sin).to(dtype)
+    if (Q_NORM or K_NORM) and TURNED_FIRST:
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        a, b = _normed(a, b, q_norm, k_norm, is_q, is_k, lane, eps, dtype, WIDTH, Q_NORM, K_NORM, WIDE)
+        first, second = a.to(dtype), b.to(dtype)
     tl.store(source, first, mask=there & is_q)
     tl.store(source + half, second, mask=there & is_q)
     slot = tl.load(slots + token).to(tl.int64)
@@ -145,9 +158,9 @@ def rotary_and_store(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], a view of it, normed and rotated; K and V go to
-    `inputs.slots` of the layer's KV. qkv's rows may stand apart; positions and slots are of any integer dtype;
-    cos_sin is float32."""
+    """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], a view of it, normed and rotated (`kind.turned_first`: the
+    other way round); K and V go to `inputs.slots` of the layer's KV. qkv's rows may stand apart; positions and slots
+    are of any integer dtype; cos_sin is float32."""
     heads, kv_heads, width = kind.heads, kind.kv_heads, kind.width
     tokens, parts = qkv.shape[0], heads + 2 * kv_heads
     assert qkv.stride(1) == 1 and cos_sin.is_contiguous()
@@ -163,7 +176,7 @@ def rotary_and_store(
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
             EIGHT=kv.eight, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
             WIDE=q_norm is not None and q_norm.dtype == torch.float32, EARLY=early, PIECE=piece,
-            OF_V=next_power_of_2(kv_heads * width),
+            OF_V=next_power_of_2(kv_heads * width), TURNED_FIRST=kind.turned_first,
             num_warps=max(1, min(_WARPS if q_norm is None else _WARPS_OF_NORMS, piece * half // 128)),
             launch_pdl=bool(early),
         )  # fmt: skip

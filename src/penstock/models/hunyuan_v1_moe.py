@@ -1,0 +1,44 @@
+"""Hunyuan-A13B: Hunyuan's form with experts behind a softmax, and a shared one beside them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from penstock.kernels.routing import Routing
+from penstock.models.experts import MoeConfig, build_moe, read_experts
+from penstock.models.hunyuan_v1_dense import QK, read_hunyuan
+from penstock.models.keys import Keys
+
+ARCHITECTURE = "HunYuanMoEV1ForCausalLM"
+build = partial(build_moe, router="gate.wg", shared="shared_mlp", qk=QK)
+# What may be told of each layer: transformers reads the first two so, and one number of the rest.
+_OF_LAYERS = ("num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size")
+
+
+def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
+    """Reads config.json."""
+    fields = read_hunyuan(keys, named)
+    layers, size = fields["num_layers"], fields["intermediate_size"]
+    for name in _OF_LAYERS:
+        _one_of(keys, name, layers)
+    keys.past(num_shared_expert=1, moe_intermediate_size=size, use_mixed_mlp_moe=True, moe_layer_num_skipped=0)
+    experts, each = read_experts(keys, 1, 1, per_token="moe_topk")
+    return MoeConfig(
+        **fields,
+        experts=experts,
+        routing=Routing(top_k=each, renormalise=True),
+        expert_size=size,
+        expert_layers=frozenset(range(layers)),
+        shared_size=size,
+    )
+
+
+def _one_of(keys: Keys, name: str, layers: int) -> None:
+    """Puts one number in the place of a list that has it for each layer."""
+    listed = keys.rest.get(name)
+    if not isinstance(listed, list):
+        return
+    if len(listed) != layers or any(each != listed[0] for each in listed):
+        raise keys.fail(f"{name} must be one number, or the same for each of {layers} layers, not {listed!r}")
+    keys.rest[name] = listed[0]

@@ -1,0 +1,24 @@
+"""Seed-OSS: Llama's form with biases by switches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.models.dense import DenseConfig, build_dense, given_width, read_dense
+from penstock.models.keys import Keys
+
+ARCHITECTURE = "SeedOssForCausalLM"
+build = build_dense
+
+
+def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
+    """Reads config.json."""
+    fields = read_dense(keys, named, head_dim=given_width(keys, 128), kv_heads_default_to_heads=True)
+    keys.take("residual_dropout", None)  # of training
+    return DenseConfig(
+        **fields,
+        windows=(None,) * fields["num_layers"],
+        qkv_bias=keys.flag("attention_bias", True),
+        o_bias=keys.flag("attention_out_bias"),
+        mlp_bias=keys.flag("mlp_bias"),
+    )

@@ -2,7 +2,8 @@
 
     a prompt begins   its group takes a slot, with the state behind what the prefix tree knows of it
     a border of it is planned   its chunks pause for a step, in which that state is kept for later prompts: behind the
-                                blocks that another prompt begins with too, and behind its last full one
+                                blocks that another prompt begins with too, and behind its last full one before
+                                what a chat's next turn doesn't have
     tails join        each row's slot is given what the group's holds
     the last joined, or the group waits again   its slot is given back
 
@@ -15,6 +16,9 @@ from penstock.config import BLOCK_SIZE
 from penstock.schedule.request_state import ForkGroup
 from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import Int32
+
+# Tokens at a prompt's end that are in no later prompt, at most: a chat template's generation prompt.
+GENERATION_PROMPT = 16
 
 
 class PromptStates:
@@ -36,8 +40,10 @@ class PromptStates:
         """Takes a slot for a prompt that begins behind `group.place`. shared: its leading blocks that the tree knows,
         of which others may lack the state."""
         if self.slots:
+            self.slots.misses += shared * BLOCK_SIZE > group.stored
             group.state_slot = self.slots.begin(group.place)
-            group.borders = sorted({shared * BLOCK_SIZE, group.full * BLOCK_SIZE}) if self._keeps else []
+            last = max(0, group.target - GENERATION_PROMPT) // BLOCK_SIZE * BLOCK_SIZE
+            group.borders = sorted({shared * BLOCK_SIZE, last}) if self._keeps else []
 
     def border(self, group: ForkGroup) -> int:
         """Returns how far a prompt may be planned in one go: no further than its next border."""

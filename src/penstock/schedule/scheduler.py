@@ -369,6 +369,9 @@ class Scheduler:
             "prefix_query_tokens": self.admission.queried_tokens,
             "prefix_hit_tokens": self.admission.cached_tokens,
             "preemptions": self.preempter.preemptions,
+            "state_hits": self.slots.hits,
+            "state_misses": self.slots.misses,
+            "state_evictions": self.slots.evictions,
             "mean_output_tokens": self.lengths.mean,
         }
 

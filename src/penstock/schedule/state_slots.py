@@ -45,7 +45,8 @@ class StateSlots:
         self._moved: set[int] = set()  # slots that moves of the coming step read or write
         self._written: set[int] = set()  # of these, the ones that are written
         self._given_back: list[int] = []
-        self.hits = self.evictions = 0
+        self.hits = self.evictions = 0  # prompts that began behind a snapshot; snapshots that made room
+        self.misses = 0  # prompts of whose blocks the tree knew more than it had the state of
 
     def __bool__(self) -> bool:
         return self.count > 0

@@ -54,6 +54,12 @@ _COUNTERS = {
     "jit_compiles": ("jit_compiles", "Kernels, and stubs that launch them, compiled since the engine was ready."),
     "jit_loads": ("jit_loads", "Kernels loaded from the disk since the engine was ready."),
     "preemptions": ("num_preemptions", "Rows preempted for want of blocks."),
+    "state_hits": ("state_snapshot_hits", "Prompts that began behind a snapshot of recurrent state."),
+    "state_misses": (
+        "state_snapshot_misses",
+        "Prompts of whose blocks more were known than there was a snapshot of the state of.",
+    ),
+    "state_evictions": ("state_snapshot_evictions", "Snapshots of recurrent state that made room for others."),
 }
 
 

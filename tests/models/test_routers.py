@@ -71,6 +71,10 @@ EXAONE = COMMON | {
     "sliding_window_pattern": "LLLG", "topk_group": 1,
     "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
 }  # fmt: skip
+DOTS = COMMON | {
+    "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "first_k_dense_replace": 1, "max_window_layers": 4,
+    "moe_intermediate_size": 40, "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2,
+}  # fmt: skip
 HUNYUAN = COMMON | {
     "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "attention_bias": False,
     "attention_head_dim": 16, "cla_share_factor": 2, "eod_token_id": 3, "head_dim": 16, "mlp_bias": False,
@@ -185,10 +189,14 @@ def test_exaone_turns_nothing_where_it_sees_all() -> None:
         (HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 0}}, "alpha must be above 0"),
         (HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 1e299}}, "alpha must be above 0 and at most 1e+09"),
         (HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 2.0, "odd": 1}}, "key 'odd' of rope parameters (1)"),
+        (GLM, {"num_nextn_predict_layers": 65}, "num_nextn_predict_layers must be a whole number from 0 to 64"),
         (GLM, {"n_group": 65}, "n_group must be a whole number from 1 to 64"),
         (QWEN2, {"layer_types": ["sliding_attention"] * 4}, "layer_types asks for sliding_attention but"),
         (QWEN2, {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers"),
         (QWEN2, {"n_group": 2}, "key 'n_group' (2) is not supported for model_type 'qwen2_moe'"),
+        (DOTS, {"n_routed_experts": None}, "key 'n_routed_experts' is missing"),
+        (DOTS, {"n_shared_experts": None}, "key 'n_shared_experts' is missing"),
+        (DOTS, {"sliding_window": None, "layer_types": ["sliding_attention"] * 4}, "sliding_window is null"),
         (EXAONE, {"mlp_layer_types": ["sparse"] * 3}, "mlp_layer_types must say of 4 layers each"),
         (EXAONE, {"sliding_window": None}, "layer_types asks for sliding_attention but sliding_window is null"),
         (EXAONE, {"layer_types": None}, "sliding_window_pattern must be a whole number"),

@@ -36,7 +36,7 @@ def read_experts(
 ) -> tuple[int, int]:  # fmt: skip
     """Reads how many experts a layer has, under any of `names`, and a token. count, each: where nothing says."""
     given = keys.same(**{name: keys.count(name, None, low=low, high=MOST_EXPERTS) for name in names})
-    experts = count if given is None else given
+    experts = keys.take(names[-1], count) if given is None else given
     each = keys.count(per_token, each)
     if experts and each > experts:
         raise keys.fail(f"{per_token} ({each}) is above {names[-1]} ({experts})")

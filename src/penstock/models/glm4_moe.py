@@ -14,6 +14,7 @@ from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
 PART = 0.5  # of a head that turns
+MOST_DRAFTING = 64  # layers that draft tokens
 build = partial(build_moe, correction="gate.e_score_correction_bias")
 
 
@@ -24,7 +25,10 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     experts, each = read_experts(keys, 128, 8, names=("num_local_experts", "n_routed_experts"))
     size = keys.count("moe_intermediate_size", 1408, high=MOST)
     drafting = keys.same(
-        **{name: keys.count(name, None, low=0) for name in ("num_nextn_predict_layers", "num_mtp_layers")}
+        **{
+            name: keys.count(name, None, low=0, high=MOST_DRAFTING)
+            for name in ("num_nextn_predict_layers", "num_mtp_layers")
+        }
     )
     return MoeConfig(
         **fields,

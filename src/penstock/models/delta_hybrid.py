@@ -64,6 +64,7 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
         keys.take(name, None)  # drafts' layers, which are left out
     return fields | {
         "windows": (None,) * layers,
+        "left_out": ("mtp.",),
         "qk_norm": True,
         "qkv_bias": bias,
         "o_bias": bias,

@@ -26,7 +26,6 @@ from penstock.weights.stream import stream_tensors
 # Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
 # eight bits (kv_scales.py).
 Read = Callable[[list[Entry]], Iterator[tuple[Entry, Tensor]]]
-MORE_TOKENS = "mtp."  # tensors of layers that draft (multi-token prediction)
 UNREAD = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
 
 
@@ -37,7 +36,7 @@ def find_weights(
     names, shapes or dtypes aren't those of `model`, which may be on torch's meta device: nothing is taken before all is
     known to fit. told: whether it is said on stderr that layers which predict more tokens are left out."""
     found = of_text(read_entries(folder) if opened is None else opened.entries, model.config.text_part)
-    entries = {name: entry for name, entry in found.items() if not name.startswith(MORE_TOKENS)}
+    entries = {name: entry for name, entry in found.items() if not name.startswith(model.config.left_out)}
     if told and len(entries) < len(found):
         print(
             f"penstock: {folder}: its layers that predict more tokens (mtp) are left out", file=sys.stderr, flush=True
@@ -109,7 +108,7 @@ def _check(entries: dict[str, Entry], model: Decoder, folder: Path) -> None:
     for name, entry in entries.items():
         if name in wanted or name in again:
             _check_entry(entry, *(wanted.get(name) or again[name]))
-        elif not name.endswith(UNREAD) and not name.startswith(config.left_out):
+        elif not name.endswith(UNREAD):
             raise CheckpointError(
                 f"{entry.shard} holds tensor {shown(name)}, which a {config.architecture} with this config.json "
                 "doesn't have: config.json and weights must be of one model"

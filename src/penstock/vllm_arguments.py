@@ -294,7 +294,6 @@ SAMPLING: dict[str, Argument] = {
     **named("prompt_logprob_start routed_experts_prompt_start", (0,), "prompts are told whole"),
     **named("thinking_token_budget", (-1,), _REASONING),
     **named("repetition_detection trace_decode_token_ids", (), "samples end at stop strings, stop ids and max_tokens"),
-    **named("output_kind", (), "outputs come whole, from stream() one by one: leave it out"),
     **named("stream_interval", (1,), "outputs come whole, from stream() one by one: leave it out"),
     **named("skip_clone", bool, "parameters are only read"),
 }  # fmt: skip

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
 from penstock.llm.between import AT_WORK, CLOSED, BetweenCalls
+from penstock.llm.engine_args import EngineArgs, arguments_of
 from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, ids_of, needed, params_for
 from penstock.llm.label_scorer import LabelScorer
-from penstock.llm.outputs import Told, collect, finished_of
-from penstock.request import Delta, Request, RequestOutput, SamplingParams
+from penstock.llm.outputs import RequestBuilder, Told, finished_of
+from penstock.request import FIRST_WEIGHTS, Delta, Request, RequestOutput, SamplingParams
 from penstock.sandbox.sandbox import Sandbox
 from penstock.sandbox.sandbox_process import ChatJob
 from penstock.status_line import Bar
@@ -63,6 +64,11 @@ class LLM(BetweenCalls, LabelScorer):
         self._process = os.getpid()
         self._sandbox: Sandbox | None = None
         self._turning = threading.Lock()  # held by the one generate, chat or stream that turns the engine
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """Makes one of EngineArgs."""
+        return cls(**arguments_of(engine_args))
 
     def _open_here(self) -> None:
         from penstock.engine.build_engine import build_engine, model_folder
@@ -338,6 +344,9 @@ class LLM(BetweenCalls, LabelScorer):
             with held_interrupts():
                 deltas = self._engine.step()
                 news = self._client.process(deltas) if deltas is not None else []
+                if (version := self._engine.weights_version) != FIRST_WEIGHTS:
+                    for delta in news:
+                        delta.weights_version = version
         except KeyboardInterrupt as pressed:
             if news is None:
                 raise
@@ -352,21 +361,17 @@ class LLM(BetweenCalls, LabelScorer):
 
     def _run(self, prompts: list[Prompt], progress: bool) -> list[RequestOutput]:
         """All of `prompts`, keyed 0, 1, ..., as RequestOutputs in their order."""
-        outs = [
-            RequestOutput(str(i), p.prompt if isinstance(p.prompt, str) else None, []) for i, p in enumerate(prompts)
-        ]
+        built = [RequestBuilder(str(i), p.prompt, p.params.n) for i, p in enumerate(prompts)]
         bar = Bar(sum(p.params.n for p in prompts)) if progress else None
         try:
             for delta, asked, prompt in self._deltas(prompts):
-                collect(outs[prompt.key], delta, asked, prompt.prompt)
+                built[prompt.key].add(delta, asked, prompt.prompt)
                 if bar is not None and delta.finish_reason is not None:
                     bar.advance()
         finally:
             if bar is not None:
                 bar.close()
-        for out in outs:
-            out.outputs.sort(key=lambda output: output.index)
-        return outs
+        return [each.output() for each in built]
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:

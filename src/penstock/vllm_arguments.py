@@ -67,7 +67,7 @@ SHARED = (
 )  # fmt: skip
 SHARED_SERVE = (
     "host", "port", "served_model_name", "api_key", "api_server_count", "shutdown_timeout", "max_num_queued_reqs",
-    "enable_auto_tool_choice", "tool_call_parser",
+    "enable_auto_tool_choice", "tool_call_parser", "ssl_certfile", "ssl_keyfile",
 )  # fmt: skip
 SPELLINGS = {  # vLLM's values of these -> ours
     "dtype": {"half": "float16", "float": "float32"},
@@ -255,12 +255,12 @@ SERVE: dict[str, Argument] = {
     **named("fingerprint_mode", ("none",), "answers have no system_fingerprint"),
     **named("fingerprint_value", (), "answers have no system_fingerprint"),
     **named("uds", (), "it listens on --host and --port"),
-    **named("allow_credentials", (False,), "no CORS headers are sent: serve the page behind the same host"),
-    **named("allowed_origins allowed_methods allowed_headers", (),
-           "no CORS headers are sent: serve the page behind the same host, and name that by --allowed-host"),
-    **named("ssl_keyfile ssl_certfile ssl_ca_certs ssl_ciphers", (), "TLS is for a gateway in front"),
-    **named("enable_ssl_refresh", (False,), "TLS is for a gateway in front"),
-    **named("ssl_cert_reqs", (0,), "TLS is for a gateway in front"),
+    **named("allow_credentials", (False,), "no cookies are read: pages send a key"),
+    **named("allowed_origins", (), "say --allowed-origin, again for each page's site"),
+    **named("allowed_methods allowed_headers", (["*"],), "pages of allowed origins may send them all"),
+    **named("ssl_ca_certs ssl_ciphers", (), "clients show no certificate, and ciphers are the TLS library's own"),
+    **named("enable_ssl_refresh", bool, "a certificate that changes is read again as it is"),
+    **named("ssl_cert_reqs", (0,), "clients show no certificate"),
     **named("root_path", ("",), "paths begin with /v1: let the gateway in front cut what stands before"),
     **named("middleware", (), "code from outside is not run in the server: put a gateway in front"),
     **named("h11_max_incomplete_event_size h11_max_header_count", Real, "heads and bodies have bounds of our own"),

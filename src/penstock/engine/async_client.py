@@ -22,8 +22,7 @@ from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, GoesOn, StepO
 from penstock.engine.client import Client, PendingRequest
 from penstock.engine.control import Control, Controlled, Weights
 from penstock.engine.group_stop import GroupStop
-from penstock.engine.request_stream import Cancel as Cancelling
-from penstock.engine.request_stream import Stream
+from penstock.engine.request_stream import CancelRequest, Stream
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
 from penstock.request import FIRST_WEIGHTS, Delta, Request, SamplingParams
@@ -166,7 +165,7 @@ class AsyncClient:
         salt: int = 0,
         group_stop: GroupStop | None = None,
         answers: bool = False,
-        make: Callable[[PendingRequest, Cancelling], Stream] = Stream,
+        make: Callable[[PendingRequest, CancelRequest], Stream] = Stream,
     ) -> Stream:
         """Sends a request; request.Request says what samples, background, tenant and salt are, Client.submit what
         group_stop and answers are. make: its stream. Raises UsageError where it can never be served, EngineError where

@@ -15,7 +15,7 @@ BEHIND = 1_024  # deltas that a reader may leave lying before they are merged
 SCORED = 16  # tokens with logprobs from which on a merged delta grows no more: no merge copies all that waits
 
 
-class Cancel(Protocol):
+class CancelRequest(Protocol):
     """Ends a request. told: what its samples have made comes up first, as their ends."""
 
     def __call__(self, asked: PendingRequest, *, told: bool = False) -> None: ...
@@ -25,7 +25,7 @@ class Stream:
     """One request's deltas: `async for deltas in stream` until all its samples have ended. For one reader, who may
     `listen` and `take` instead."""
 
-    def __init__(self, asked: PendingRequest, cancel: Cancel) -> None:
+    def __init__(self, asked: PendingRequest, cancel: CancelRequest) -> None:
         self.asked = asked
         self._cancel = cancel
         self._news: list[Delta] = []  # what the reader hasn't taken

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.client import PendingRequest
-from penstock.engine.request_stream import Cancel, Stream
+from penstock.engine.request_stream import CancelRequest, Stream
 from penstock.errors import PenstockError
 from penstock.replicas.replica_stats import ReplicaStats
 from penstock.request import MAX_SEED, Delta, SamplingParams
@@ -45,7 +45,7 @@ class RequestPart(Stream):
         replica: Replica,
         samples: Sequence[int],
         asked: PendingRequest,
-        cancel: Cancel,
+        cancel: CancelRequest,
     ) -> None:
         super().__init__(asked, cancel)
         self.whole, self.replica, self.samples = whole, replica, samples

@@ -90,7 +90,7 @@ def root(
 
 
 @app.command(cls=EngineCommand)
-@engine_options("model", "revision", "load_format", "skip_tokenizer_init", "seed")
+@engine_options("model", "revision", "load_format", "tokenizer", "chat_template", "skip_tokenizer_init", "seed")
 def demo(
     *,
     out: Out = Path("demo-out"),

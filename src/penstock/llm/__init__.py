@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import Config
+from penstock.config import Config, ModelOptions
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
 from penstock.llm.between import AT_WORK, CLOSED, BetweenCalls
 from penstock.llm.engine_args import EngineArgs, arguments_of
@@ -77,7 +77,7 @@ class LLM(BetweenCalls, LabelScorer):
         folder = model_folder(self.config)
         with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:  # a third of a second while the device loads
             skip = self.config.model.skip_tokenizer_init
-            reading = None if skip else beside.submit(_read_tokenizer, folder)
+            reading = None if skip else beside.submit(_read_tokenizer, folder, self.config.model)
             self._engine, self.facts = build_engine(self.config, folder)
         try:
             self._tokenizer = None if reading is None else reading.result()
@@ -374,9 +374,10 @@ class LLM(BetweenCalls, LabelScorer):
         return [each.output() for each in built]
 
 
-def _read_tokenizer(folder: Path) -> Tokenizer:
+def _read_tokenizer(folder: Path, model: ModelOptions) -> Tokenizer:
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer import Tokenizer
 
     import_module("torch")  # not before: an import leaves other threads no time, loading the model does
-    return Tokenizer.load(folder, vocab_size=read_model_config(folder).vocab_size)
+    size = read_model_config(folder).vocab_size
+    return Tokenizer.load(model.tokenizer_folder(folder), vocab_size=size, chat_template=model.chat_template)

@@ -23,7 +23,17 @@ from penstock.quant.choose import MADE
 from penstock.quant.read_quantization import READ
 from penstock.quant.told_object import REFUSED
 from penstock.request import SamplingParams
-from penstock.vllm_arguments import CALL, ENGINE, SAMPLING, SERVE, SHARED, SHARED_SERVE, SPELLINGS, Argument, spelt
+from penstock.vllm_arguments import (
+    CALL,
+    ENGINE,
+    SAMPLING,
+    SERVE,
+    SHARED,
+    SHARED_SERVE,
+    SPELLINGS,
+    Argument,
+    spelt,
+)
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py from the code; `make docs` makes it again. -->\n"
@@ -170,6 +180,27 @@ each field has its place in [server.md](server.md).
 """
 
 
+ASYNC = """\
+| vLLM's | here |
+| --- | --- |
+| `from_engine_args` | the same; AsyncEngineArgs are penstock's, and `AsyncLLM(model, ...)` makes it too |
+| `generate` | the same; it starts the engine where nothing has, and request_id may be left out |
+| `SamplingParams.output_kind` | CUMULATIVE, DELTA, FINAL_ONLY, as there; import RequestOutputKind from penstock |
+| `abort` | the same; a text or several; what was made is the last output, with finish_reason abort |
+| `check_health` | the same; raises EngineError |
+| `errored`, `dead_error`, `is_running`, `is_stopped` | not there: check_health says it |
+| `shutdown` | awaited; `async with` does it |
+| `reset_prefix_cache`, `sleep`, `wake_up`, `is_sleeping` | the same |
+| `collective_rpc`, `update_weights` | update_weights(model_path, shared=..., weights_version=..., mode=...) |
+| `pause_generation`, `resume_generation` | not there: `mode` of update_weights and sleep says it |
+| `get_tokenizer` | not there: LLM has it, over HTTP /tokenize |
+| `encode` | not there: models generate text here |
+| `add_lora`, `remove_lora`, `list_loras`, `pin_lora` | not there: one adapter is merged into the weights, by lora=DIR |
+| `start_profile`, `stop_profile`, `do_log_stats`, `is_tracing_enabled` | not there: a server's /metrics tells |
+| `CompletionOutput.weights_version` | ours alone, of LLM and AsyncLLM: which weights a sample was made with |
+"""
+
+
 def vllm_page() -> str:
     """What becomes of each of vLLM's arguments."""
     spellings = "; ".join(
@@ -190,6 +221,9 @@ def vllm_page() -> str:
         "## `generate` and `chat`\n",
         "What they take is in [llm.md](llm.md). Of vLLM's others:\n",
         _fates(CALL),
+        "## `AsyncLLM`\n",
+        "Outputs are built as `LLM`'s are: lazy logprobs with `.columns`, `cumulative_logprob`, `weights_version`.\n",
+        ASYNC,
     ])  # fmt: skip
 
 

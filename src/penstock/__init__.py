@@ -9,18 +9,29 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.llm import LLM
     from penstock.llm.async_llm import AsyncLLM
+    from penstock.llm.engine_args import AsyncEngineArgs, EngineArgs
     from penstock.llm.inputs import Prompt
-    from penstock.request import CompletionOutput, RequestOutput, SamplingParams, StopWhen, StructuredOutputsParams
+    from penstock.request import (
+        CompletionOutput,
+        RequestOutput,
+        RequestOutputKind,
+        SamplingParams,
+        StopWhen,
+        StructuredOutputsParams,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "CompletionOutput",
     "Config",
+    "EngineArgs",
     "PenstockError",
     "Prompt",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StopWhen",
     "StructuredOutputsParams",
@@ -29,12 +40,15 @@ __all__ = [
 
 _HOMES = {
     "LLM": "penstock.llm",
+    "AsyncEngineArgs": "penstock.llm.engine_args",
     "AsyncLLM": "penstock.llm.async_llm",
     "CompletionOutput": "penstock.request",
     "Config": "penstock.config",
+    "EngineArgs": "penstock.llm.engine_args",
     "PenstockError": "penstock.errors",
     "Prompt": "penstock.llm.inputs",
     "RequestOutput": "penstock.request",
+    "RequestOutputKind": "penstock.request",
     "SamplingParams": "penstock.request",
     "StopWhen": "penstock.request",
     "StructuredOutputsParams": "penstock.request",

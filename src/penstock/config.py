@@ -7,6 +7,7 @@ what it decided in its stats".
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from penstock.errors import UsageError
@@ -60,6 +61,10 @@ class ModelOptions:
         False, "With an artifact: refuse what would have to compile a kernel, at the start and at work."
     )
     load_format: LoadFormat = _knob("auto", "`dummy` draws weights from U(-1e-3, 1e-3) and needs a config alone.")
+    tokenizer: str | None = _knob(
+        None, "A folder whose tokenizer.json and chat template are taken in place of the model's."
+    )
+    chat_template: str | None = _knob(None, "A file: the Jinja template of chats, in place of the tokenizer's.")
     skip_tokenizer_init: bool = _knob(False, "Load no tokenizer: ids in, ids out.")
     disable_any_whitespace: bool = _knob(
         False,
@@ -68,6 +73,28 @@ class ModelOptions:
     seed: int = _knob(
         0, "Where seeds of requests that bring none, and dummy weights, come from.", low=0, high=2**63 - 1
     )
+
+    def tokenizer_folder(self, folder: Path) -> Path:
+        """Returns where the tokenizer's files are, of a model in `folder`."""
+        return folder if self.tokenizer is None else Path(self.tokenizer).expanduser()
+
+    def check_files(self) -> None:
+        """Raises UsageError where a tokenizer or a chat template that was named cannot be read."""
+        if self.skip_tokenizer_init and (self.tokenizer or self.chat_template):
+            name = "tokenizer" if self.tokenizer else "chat_template"
+            raise UsageError(f"{name} is read by nobody with skip_tokenizer_init: leave one of them out", param=name)
+        if self.tokenizer is not None and not self.tokenizer_folder(Path()).is_dir():
+            rule = "give a folder with a tokenizer.json"
+            raise UsageError(f"tokenizer {self.tokenizer!r} is no folder here: {rule}", param="tokenizer")
+        if self.chat_template is not None:
+            why = "is not UTF-8 text"
+            try:
+                Path(self.chat_template).expanduser().read_text("utf-8")
+            except (OSError, ValueError) as error:
+                why = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else why
+                rule = "give a file with a Jinja template"
+                message = f"chat_template {self.chat_template[:200]!r} {why}: {rule}"
+                raise UsageError(message, param="chat_template") from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,6 +183,8 @@ class Config:
             if name not in places:
                 raise UsageError(f"unknown option {name!r}: known are {', '.join(sorted(places))}", param=name)
             setattr(places[name], name, value)
+        if config.model.tokenizer == config.model.model:  # as scripts for vLLM often say it
+            config.model.tokenizer = None
         config.check()
         return config
 
@@ -178,6 +207,7 @@ class Config:
             hints = get_type_hints(type(group))
             for knob in fields(group):
                 _check_knob(knob.name, getattr(group, knob.name), hints[knob.name], dict(knob.metadata))
+        self.model.check_files()
 
 
 def _check_knob(name: str, value: Any, hint: Any, metadata: dict[str, Any]) -> None:

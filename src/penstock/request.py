@@ -10,10 +10,11 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from types import NoneType
 from typing import Any, Literal
 
-from penstock.errors import ContextLengthError, UsageError, too_long
+from penstock.errors import UsageError
 from penstock.row_table import RANGES
 from penstock.vllm_arguments import takes_vllms
 
@@ -29,6 +30,7 @@ MAX_SAMPLES = 65_536
 MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choices together
 MAX_SEED = 2**63 - 1
 MAX_SALT, MAX_TAG = 2**62 - 1, 2**31 - 1
+FIRST_WEIGHTS = "default"  # names the weights of the start
 REST = -1  # in place of a sample to cancel: all that have not ended, and what each has made is told
 _WHOLE: dict[str, tuple[int, int | None]] = {  # whole numbers of SamplingParams: the lowest and the highest
     "n": (1, MAX_SAMPLES),
@@ -130,6 +132,14 @@ class StopWhen:
         _whole("stop_when.agree", self.agree, 1, MAX_SAMPLES, "stop_when")
 
 
+class RequestOutputKind(Enum):
+    """What an AsyncLLM yields of a request. vLLM's names and numbers."""
+
+    CUMULATIVE = 0  # all that was made so far, each time
+    DELTA = 1  # what has come since the last time
+    FINAL_ONLY = 2  # once, all of it
+
+
 @takes_vllms
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
@@ -150,6 +160,7 @@ class SamplingParams:
     stop_when: which answers of its samples end the request, the samples that are still drawn included.
     logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
     logprob_token_ids: these tokens beside the chosen one, in place of the most likely; logprobs says their number then.
+    output_kind: what AsyncLLM.generate yields. All others give what FINAL_ONLY does, as vLLM's LLM.
     """
 
     n: int = 1
@@ -177,6 +188,7 @@ class SamplingParams:
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     stop_when: StopWhen | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -207,6 +219,8 @@ class SamplingParams:
         if self.structured_outputs is not None and self.ignore_eos:
             raise _form("ignore_eos leaves a structured answer no end: leave one of them out")
         self._check_stop_when()
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise _wrong("output_kind", "a RequestOutputKind", self.output_kind)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -318,30 +332,6 @@ class Request:
     bad_words: list[list[int]] = field(default_factory=list)
 
 
-def check_request(
-    size: int, span: tuple[int, int] | None, params: SamplingParams, longest: int, vocabulary: int
-) -> None:
-    """Refuses what a model of `vocabulary` tokens and a context of `longest` can never run.
-
-    `size` of the prompt in tokens, `span` its lowest and highest id (None where it is empty). Both ends of the engine
-    ask: the client, so that a caller hears at once, and the scheduler, which trusts no channel. Raises
-    ContextLengthError for a prompt that leaves no room for a token, UsageError for the rest.
-    """
-    if span is None:
-        raise UsageError("the prompt is empty: give at least one token", param="prompt")
-    if size >= longest:
-        raise ContextLengthError(
-            f"{too_long(longest)}, {size} tokens: shorten it, or raise max_model_len",
-            param="prompt",
-        )
-    if span[0] < 0 or span[1] >= vocabulary:
-        raise UsageError(f"the prompt names a token outside 0 to {vocabulary - 1}", param="prompt")
-    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
-        ids = getattr(params, name)
-        if ids and max(ids) >= vocabulary:
-            raise UsageError(f"{name} names a token outside 0 to {vocabulary - 1}", param=name)
-
-
 @dataclass(slots=True)
 class Logprob:
     """One token's natural log-probability under the raw logits; rank counts from 1. As vLLM's."""
@@ -372,9 +362,11 @@ class Delta:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One finished sample. `token_ids` holds the end or stop token where there was one; `text` doesn't.
+    """One sample, finished where it has a finish_reason. `token_ids` holds the end or stop token where there was one;
+    `text` doesn't. `cumulative_logprob` is of all tokens that were drawn so far.
 
-    `logprobs` reads, compares and copies as a list; its dicts are made when they are looked at.
+    `logprobs` reads, compares and copies as a list; its dicts are made when they are looked at, `.columns` has none.
+    weights_version: of the weights that it was made with; `default` for those of the start.
     """
 
     index: int
@@ -384,11 +376,13 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
     logprobs: Sequence[PositionLogprobs] | None = None
+    weights_version: str = FIRST_WEIGHTS
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One finished request: `outputs` in the order of the sample index. `error`: why there are none, else None."""
+    """One request, `finished` or as far as it is: `outputs` in the order of the sample index; `error`: why there are
+    none, else None."""
 
     request_id: str
     prompt: str | None

@@ -61,13 +61,13 @@ def named(names: str, taken: tuple[Any, ...] | type, note: str, *, told: bool = 
 
 # Names that are ours too: the same in both. Of serve's, those that only a server has.
 SHARED = (
-    "model", "revision", "dtype", "load_format", "skip_tokenizer_init", "seed", "max_model_len", "max_num_seqs",
-    "max_num_batched_tokens", "gpu_memory_utilization", "enable_prefix_caching", "quantization",
+    "model", "revision", "dtype", "load_format", "tokenizer", "skip_tokenizer_init", "seed", "max_model_len",
+    "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "enable_prefix_caching", "quantization",
     "kv_cache_dtype", "tensor_parallel_size", "data_parallel_size", "max_cudagraph_capture_size",
 )  # fmt: skip
 SHARED_SERVE = (
     "host", "port", "served_model_name", "api_key", "api_server_count", "shutdown_timeout", "max_num_queued_reqs",
-    "enable_auto_tool_choice", "tool_call_parser",
+    "chat_template", "enable_auto_tool_choice", "tool_call_parser", "ssl_certfile", "ssl_keyfile",
 )  # fmt: skip
 SPELLINGS = {  # vLLM's values of these -> ours
     "dtype": {"half": "float16", "float": "float32"},
@@ -96,7 +96,7 @@ _NOTHING = "belongs to what is not served, or to how vLLM does it; here it chang
 _CODE = "code from outside is not run in the engine"
 _GUIDED = "llguidance makes all masks; a request says the rest in structured_outputs"
 _FORM = "say SamplingParams(structured_outputs=StructuredOutputsParams(json=..., regex=..., choice=...))"
-_TEMPLATE = "templates come from the model alone: put a chat_template.jinja into its folder"
+_TEMPLATE = "a template is the engine's: say chat_template=FILE (--chat-template FILE) when it starts"
 _OVERRIDE = "config.json is read as it stands: change it in a copy of the folder"
 _GENERATES = "models generate text here; they don't embed, classify or score"
 _KERNELS = "the machine decides on kernels: `penstock doctor` says which and why"
@@ -129,7 +129,7 @@ ENGINE: dict[str, Argument] = {
     # what the model is
     **named("trust_remote_code", (False,), "no code of a model ever runs here", told=True),
     **named("code_revision", str, "no code of a model ever runs here"),
-    **named("tokenizer hf_config_path", (As("model"),), "it is the model folder's own: put the files there"),
+    **named("hf_config_path", (As("model"),), "it is the model folder's own: put the files there"),
     **named("tokenizer_revision", (As("revision"),), "the tokenizer is of the model's revision"),
     **named("tokenizer_mode", ("auto", "hf"), "tokenizers are read from tokenizer.json"),
     **named("tokenizer_pool_size", (0,), "one thread tokenises"),
@@ -150,7 +150,6 @@ ENGINE: dict[str, Argument] = {
     **named("kv_cache_dtype_skip_layers", ([],), "keys that must stay wide are found at the start"),
     **named("generation_config", ("auto",), "over HTTP the model's generation_config.json gives defaults"),
     **named("override_generation_config", ({},), "say it in requests, or in SamplingParams"),
-    **named("chat_template", (), _TEMPLATE),
     **named("enable_lora enable_lora_bias enable_prompt_adapter enable_tower_connector_lora", (False,), _ADAPTERS),
     **named("default_mm_loras", (), _ADAPTERS),
     **named("enable_mm_embeds mm_encoder_only enable_prompt_embeds", (False,), "prompts are text or token ids"),
@@ -255,12 +254,12 @@ SERVE: dict[str, Argument] = {
     **named("fingerprint_mode", ("none",), "answers have no system_fingerprint"),
     **named("fingerprint_value", (), "answers have no system_fingerprint"),
     **named("uds", (), "it listens on --host and --port"),
-    **named("allow_credentials", (False,), "no CORS headers are sent: serve the page behind the same host"),
-    **named("allowed_origins allowed_methods allowed_headers", (),
-           "no CORS headers are sent: serve the page behind the same host, and name that by --allowed-host"),
-    **named("ssl_keyfile ssl_certfile ssl_ca_certs ssl_ciphers", (), "TLS is for a gateway in front"),
-    **named("enable_ssl_refresh", (False,), "TLS is for a gateway in front"),
-    **named("ssl_cert_reqs", (0,), "TLS is for a gateway in front"),
+    **named("allow_credentials", (False,), "no cookies are read: pages send a key"),
+    **named("allowed_origins", (), "say --allowed-origin, again for each page's site"),
+    **named("allowed_methods allowed_headers", (["*"],), "pages of allowed origins may send them all"),
+    **named("ssl_ca_certs ssl_ciphers", (), "clients show no certificate, and ciphers are the TLS library's own"),
+    **named("enable_ssl_refresh", bool, "a certificate that changes is read again as it is"),
+    **named("ssl_cert_reqs", (0,), "clients show no certificate"),
     **named("root_path", ("",), "paths begin with /v1: let the gateway in front cut what stands before"),
     **named("middleware", (), "code from outside is not run in the server: put a gateway in front"),
     **named("h11_max_incomplete_event_size h11_max_header_count", Real, "heads and bodies have bounds of our own"),
@@ -294,7 +293,6 @@ SAMPLING: dict[str, Argument] = {
     **named("prompt_logprob_start routed_experts_prompt_start", (0,), "prompts are told whole"),
     **named("thinking_token_budget", (-1,), _REASONING),
     **named("repetition_detection trace_decode_token_ids", (), "samples end at stop strings, stop ids and max_tokens"),
-    **named("output_kind", (), "outputs come whole, from stream() one by one: leave it out"),
     **named("stream_interval", (1,), "outputs come whole, from stream() one by one: leave it out"),
     **named("skip_clone", bool, "parameters are only read"),
 }  # fmt: skip

@@ -43,7 +43,7 @@ def test_what_asks_for_what_is_done_anyway_is_taken() -> None:
     scripts = {
         "pipeline_parallel_size": 1, "enforce_eager": False, "quantization": None, "disable_log_stats": True,
         "trust_remote_code": False, "swap_space": 4, "max_seq_len_to_capture": 8192, "block_size": 16, "task": "auto",
-        "tokenizer": "m", "tokenizer_mode": "auto", "enable_lora": False, "max_lora_rank": 64, "hf_overrides": {},
+        "tokenizer_mode": "auto", "enable_lora": False, "max_lora_rank": 64, "hf_overrides": {},
         "limit_mm_per_prompt": {"image": 0}, "distributed_executor_backend": "mp", "cpu_offload_gb": 0.0, "nnodes": 1,
         "disable_custom_all_reduce": True, "speculative_config": None, "tokenizer_revision": None, "max_logprobs": 20,
         "enable_chunked_prefill": True, "served_model_name": ["x", "y"], "generation_config": "auto",
@@ -85,7 +85,7 @@ def test_what_changes_nothing_is_told() -> None:
             {"pipeline_parallel_size": 2},
             "pipeline_parallel_size=2 is not served (only 1): a model is not cut by layers",
         ),
-        ({"tokenizer": "other"}, "tokenizer='other' is not served (only the same as model)"),
+        ({"hf_config_path": "other"}, "hf_config_path='other' is not served (only the same as model)"),
         ({"kv_cache_dtype_skip_layers": ["0"]}, "(only []): keys that must stay wide"),
         ({"task": "embed"}, "(only 'auto' or 'generate'): models generate text here"),
         ({"hf_overrides": {"x": "y" * 900}}, "..."),

@@ -359,7 +359,7 @@ def running_server(
             sandbox_pool=tokenizer and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
         )
         app = build_app(service, access_, manager=batches and batches(service))
-        protocol = http_protocol(service.limits)
+        protocol = http_protocol(service.limits, access=access_)
         config = uvicorn.Config(app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False)
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))

@@ -18,9 +18,10 @@ from penstock.artifact.manifest import BuiltFor
 from penstock.build.options import WorkShape
 from penstock.errors import UsageError
 from penstock.models.model_config import ModelConfig
-from penstock.request import SamplingParams, check_request
+from penstock.request import SamplingParams
 from penstock.sandbox.sandbox import Sandbox
 from penstock.sandbox.sandbox_process import ChatJob
+from penstock.schedule.check_request import check_request
 from penstock.server.openai.batch_line import BadRows
 from penstock.text.tokenizer import Tokenizer
 

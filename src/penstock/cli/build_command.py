@@ -31,6 +31,8 @@ _LEFT_OUT = (
     "quantization",
     "kv_cache_dtype",
     "load_format",
+    "tokenizer",
+    "chat_template",
     "skip_tokenizer_init",
     "seed",
 )

@@ -90,7 +90,7 @@ def root(
 
 
 @app.command(cls=EngineCommand)
-@engine_options("model", "revision", "load_format", "skip_tokenizer_init", "seed")
+@engine_options("model", "revision", "load_format", "tokenizer", "chat_template", "skip_tokenizer_init", "seed")
 def demo(
     *,
     out: Out = Path("demo-out"),
@@ -258,6 +258,19 @@ def serve(
             "Where there are keys, neither is asked until one is given."
         ),
     ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A page's site that may ask from browsers, as https://app.example; may be given again. Left out: none."
+        ),
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None,
+        typer.Option(help="Serve HTTPS by this certificate, with its chain (PEM); read again when it changes."),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None, typer.Option(help="The certificate's key (PEM). Left out: in the certificate's file.")
+    ] = None,
     api_server_count: Annotated[
         int, typer.Option(help="Processes that answer HTTP, over all engines; more than one where one core is short.")
     ] = 1,
@@ -315,6 +328,7 @@ def serve(
         config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,
         api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key,
         allow_admin_without_key=allow_admin_without_key, allowed_hosts=allowed_host or (), state_dir=state_dir,
+        allowed_origins=allowed_origin or (), ssl_certfile=ssl_certfile, ssl_keyfile=ssl_keyfile,
         access_log=access_log, limits=limits, parsers=parsers, own_process=True,
     )  # fmt: skip
 

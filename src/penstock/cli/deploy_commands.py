@@ -15,7 +15,18 @@ from penstock.errors import UsageError, escaped
 
 deploy_app = typer.Typer(help="Take Penstock to others' machines.", no_args_is_help=True, rich_markup_mode=None)
 
-_NOT_KEPT = ("model", "revision", "device", "sealed", "load_format", "skip_tokenizer_init", "seed", "preempt_every")
+_NOT_KEPT = (
+    "model",
+    "revision",
+    "device",
+    "sealed",
+    "load_format",
+    "skip_tokenizer_init",
+    "seed",
+    "preempt_every",
+    "tokenizer",
+    "chat_template",
+)
 
 
 @deploy_app.callback()
@@ -101,7 +112,7 @@ def modal(
 
 
 @deploy_app.command(cls=EngineCommand)
-@engine_options("data_parallel_size", "seed", "preempt_every")
+@engine_options("data_parallel_size", "seed", "preempt_every", "tokenizer", "chat_template")
 def ray(
     app: Annotated[
         Path | None,

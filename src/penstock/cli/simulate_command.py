@@ -18,7 +18,16 @@ def add_simulate(app: typer.Typer) -> None:
     app.command(cls=EngineCommand)(simulate)
 
 
-@engine_options("model", "data_parallel_size", "seed", "skip_tokenizer_init", "preempt_every", "sealed")
+@engine_options(
+    "model",
+    "data_parallel_size",
+    "seed",
+    "tokenizer",
+    "chat_template",
+    "skip_tokenizer_init",
+    "preempt_every",
+    "sealed",
+)
 def simulate(
     *,
     context: typer.Context,

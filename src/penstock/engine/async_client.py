@@ -21,12 +21,11 @@ from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, GoesOn, StepOutputs
 from penstock.engine.client import Client, PendingRequest
 from penstock.engine.control import Control, Controlled, Weights
-from penstock.engine.engine import FIRST_WEIGHTS
 from penstock.engine.group_stop import GroupStop
-from penstock.engine.request_stream import Stream
+from penstock.engine.request_stream import CancelRequest, Stream
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
-from penstock.request import Delta, Request, SamplingParams
+from penstock.request import FIRST_WEIGHTS, Delta, Request, SamplingParams
 from penstock.schedule.deltas import Deltas
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ class AsyncClient:
         salt: int = 0,
         group_stop: GroupStop | None = None,
         answers: bool = False,
-        make: Callable[[PendingRequest, Callable[[PendingRequest], None]], Stream] = Stream,
+        make: Callable[[PendingRequest, CancelRequest], Stream] = Stream,
     ) -> Stream:
         """Sends a request; request.Request says what samples, background, tenant and salt are, Client.submit what
         group_stop and answers are. make: its stream. Raises UsageError where it can never be served, EngineError where
@@ -232,7 +231,12 @@ class AsyncClient:
             self._since_cut = 0
             self._end.send_down(Cancel(*word))
 
-    def _cancel(self, asked: PendingRequest) -> None:
+    def _cancel(self, asked: PendingRequest, *, told: bool = False) -> None:
+        """Ends a request. told: what its samples have made comes up first, as their ends."""
+        if told:
+            if not self._closing and self._dead is None:
+                self._client.end_rest(asked.request_id)
+            return
         self._streams.pop(asked.request_id, None)
         if not self._closing and self._dead is None:
             self._client.cancel(asked)

@@ -41,6 +41,8 @@ class EngineFacts:
     cached_blocks: int = 0  # blocks that its prefix cache may hold; 0: it keeps none
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)  # the runner's description
+    tokenizer: str | None = None  # its folder, where it isn't the model's
+    chat_template: str | None = None  # its file, where it isn't the tokenizer's
 
 
 def model_folder(config: Config) -> Path:
@@ -79,7 +81,8 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
         masks = None
         if not config.model.skip_tokenizer_init:
             compact = config.model.disable_any_whitespace
-            masks = MaskPool(folder, runner.vocab_size, ends, opened=runner.map_masks, compact=compact)
+            of_tokenizer = config.model.tokenizer_folder(folder)
+            masks = MaskPool(of_tokenizer, runner.vocab_size, ends, opened=runner.map_masks, compact=compact)
         engine = engine_over(runner, config, masks)
     except BaseException:
         runner.close()
@@ -94,6 +97,8 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
         cached_blocks=runner.num_blocks if config.memory.enable_prefix_caching else 0,
         sampling_defaults=dict(runner.sampling_defaults),
         about=runner.describe() | ({"artifact": fitted.taken} if fitted is not None else {}),
+        tokenizer=config.model.tokenizer,
+        chat_template=config.model.chat_template,
     )
     return engine, facts
 
@@ -103,7 +108,7 @@ def open_model(config: Config, folder: Path) -> TorchRunner:
     Raises as open_runner, and TokenizerError."""
     from penstock.ranks.rank_runner import open_parallel
 
-    known = None if config.model.skip_tokenizer_init else read_end_of_text(folder)
+    known = None if config.model.skip_tokenizer_init else read_end_of_text(config.model.tokenizer_folder(folder))
     return open_parallel(replace(config, end_of_text=known), folder)
 
 

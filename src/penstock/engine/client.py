@@ -21,7 +21,8 @@ from penstock.engine.group_stop import STOP_WHEN, GroupStop
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.engine.sample_decoder import SampleDecoder
 from penstock.errors import UsageError
-from penstock.request import FINISH_REASONS, REST, Delta, PositionLogprobs, Request, SamplingParams, check_request
+from penstock.request import FINISH_REASONS, REST, Delta, PositionLogprobs, Request, SamplingParams
+from penstock.schedule.check_request import check_request
 from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, STOP, Deltas, PromptNews
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Client:
         self.asked[request_id] = asked  # after sending, which may raise: what never went down is not waited for
         if group_stop is not None:
             self._grouped[request_id] = group_stop
-            group_stop.on_over(lambda: self._end_rest(request_id))
+            group_stop.on_over(lambda: self.end_rest(request_id))
         return asked
 
     def _begins(self, prompt_ids: Sequence[int], params: SamplingParams, answers: bool) -> bool:
@@ -144,7 +145,7 @@ class Client:
             return True
         return self.tokenizer.begins_behind(prompt_ids, skip_special_tokens=params.skip_special_tokens)
 
-    def _end_rest(self, request_id: int) -> None:
+    def end_rest(self, request_id: int) -> None:
         """Has the samples that have not ended end, and told with what they made."""
         if request_id in self.asked:
             self._send((request_id, REST))

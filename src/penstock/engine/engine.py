@@ -19,7 +19,7 @@ from penstock.engine.roofline import RooflineGauge
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
 from penstock.masks.mask_patience import MaskPatience
 from penstock.masks.mask_pool import Form, MaskPool
-from penstock.request import Request
+from penstock.request import FIRST_WEIGHTS, Request
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, Runner, StepPlan
@@ -27,7 +27,6 @@ from penstock.shared_weights import WeightsSource
 
 _LOOK = 2e-4  # seconds between two looks at masks that a late draw waits for
 LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
-FIRST_WEIGHTS = "default"  # the version of those that an engine is opened with
 
 
 @dataclass(slots=True)

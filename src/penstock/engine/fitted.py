@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
 # Never an artifact's to say: which model, how to open it, and what would make a longer request fail.
 NOT_ITS_OWN = frozenset(
-    {"model", "revision", "device", "load_format", "sealed", "skip_tokenizer_init", "max_model_len", "kv_cache_tokens"}
+    {
+        "model",
+        "revision",
+        "device",
+        "load_format",
+        "sealed",
+        "tokenizer",
+        "chat_template",
+        "skip_tokenizer_init",
+        "max_model_len",
+        "kv_cache_tokens",
+    }
 )
 
 

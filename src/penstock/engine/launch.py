@@ -112,7 +112,8 @@ def load_tokenizer(facts: EngineFacts) -> Tokenizer:
     """The tokenizer of an engine's model. Raises TokenizerError."""
     from penstock.text.tokenizer import Tokenizer
 
-    return Tokenizer.load(Path(facts.folder), vocab_size=facts.vocab_size)
+    folder = Path(facts.tokenizer or facts.folder).expanduser()
+    return Tokenizer.load(folder, vocab_size=facts.vocab_size, chat_template=facts.chat_template)
 
 
 async def facts_of(end: ClientEnd, process: EngineProcess) -> EngineFacts:

@@ -77,7 +77,11 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
     @property
     def total(self) -> float:
         """The sum of the chosen tokens' logprobs."""
-        return float(self._columns[1].sum(dtype=np.float64))
+        return self.added_to(0.0)
+
+    def added_to(self, total: float) -> float:
+        """Returns `total` and the chosen tokens' logprobs, summed one after the other: the same in parts or whole."""
+        return float(np.cumsum(np.concatenate(([total], self._columns[1])), dtype=np.float64)[-1])
 
     def __len__(self) -> int:
         return int(self._columns[0].size)
@@ -119,6 +123,32 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)
+
+
+class GrowingLogprobs:
+    """Gathers the logprobs of a sample that comes in parts, in arrays that double: no token is copied at each part."""
+
+    def __init__(self) -> None:
+        self._last: LazyLogprobs | None = None  # the last part, for how it is spelt
+        self._held: list[NDArray[Any]] = []  # columns with room at their end
+        self._count = 0
+
+    def add(self, part: LazyLogprobs) -> None:
+        """Takes the next part's; copies them."""
+        start, self._count, self._last = self._count, self._count + len(part), part
+        if not start:
+            self._held = [column.copy() for column in part.columns]
+            return
+        if self._count > len(self._held[0]):
+            room = 2 * self._count
+            self._held = [np.resize(column, (room, *column.shape[1:])) for column in self._held]
+        for held, column in zip(self._held, part.columns if len(part) else (), strict=False):
+            held[start : self._count] = column
+
+    def so_far(self) -> LazyLogprobs:
+        """Returns those of all parts until now: views, which later parts don't change."""
+        assert self._last is not None, "there was no part"
+        return self._last._like(column[: self._count] for column in self._held)
 
 
 def _unspelt(_: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from penstock.engine.client import PendingRequest
 from penstock.engine.logprobs import LazyLogprobs
@@ -14,11 +15,17 @@ BEHIND = 1_024  # deltas that a reader may leave lying before they are merged
 SCORED = 16  # tokens with logprobs from which on a merged delta grows no more: no merge copies all that waits
 
 
+class CancelRequest(Protocol):
+    """Ends a request. told: what its samples have made comes up first, as their ends."""
+
+    def __call__(self, asked: PendingRequest, *, told: bool = False) -> None: ...
+
+
 class Stream:
     """One request's deltas: `async for deltas in stream` until all its samples have ended. For one reader, who may
     `listen` and `take` instead."""
 
-    def __init__(self, asked: PendingRequest, cancel: Callable[[PendingRequest], None]) -> None:
+    def __init__(self, asked: PendingRequest, cancel: CancelRequest) -> None:
         self.asked = asked
         self._cancel = cancel
         self._news: list[Delta] = []  # what the reader hasn't taken
@@ -31,6 +38,10 @@ class Stream:
         """Ends the request wherever it stands and ends the iteration; its blocks go back. Idempotent."""
         self._cancel(self.asked)
         self.end()
+
+    def cut(self) -> None:
+        """Has the samples that have not ended end, and told with what they have made."""
+        self._cancel(self.asked, told=True)
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock import __version__
 from penstock.bench.cpu_pinning import count_here, processor
-from penstock.config import Config
+from penstock.config import Config, ModelOptions
 from penstock.errors import TokenizerError
 from penstock.status_line import size_of
 
@@ -54,7 +54,7 @@ def print_doctor(config: Config) -> None:
     if device.type == "cuda":
         _print("GPUs to take", gpus_to_take(config, dtype))
     _print("model", model(config, device, dtype))
-    _print("text", text(folder))
+    _print("text", text(folder, config.model))
 
 
 def gpus_to_take(config: Config, dtype: torch.dtype) -> Facts:
@@ -189,7 +189,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     ]
 
 
-def text(folder: Path) -> Facts:
+def text(folder: Path, options: ModelOptions) -> Facts:
     """How texts and their ends are read. Raises CheckpointError for end ids that no model of this vocabulary has."""
     from penstock.models.generation_config import end_ids, read_generation_defaults
     from penstock.models.read_config import read_model_config
@@ -197,24 +197,25 @@ def text(folder: Path) -> Facts:
 
     model_config, generation = read_model_config(folder), read_generation_defaults(folder)
     try:
-        of_tokenizer = read_end_of_text(folder)
+        of_tokenizer = read_end_of_text(options.tokenizer_folder(folder))
     except TokenizerError:  # told below
         of_tokenizer = None
     ends, unserved = end_ids(model_config, generation, of_tokenizer), generation.unserved
     return [
         ("end ids", ", ".join(map(str, ends)) or "none: answers end at max_tokens or a stop string"),
-        ("tokenizer", _tokenizer(folder, model_config.vocab_size, model_config.context)),
+        ("tokenizer", _tokenizer(folder, options, model_config.vocab_size, model_config.context)),
         *([("not served", f"{', '.join(unserved)} of its generation_config.json")] if unserved else []),
     ]
 
 
-def _tokenizer(folder: Path, vocab_size: int, context: int) -> str:
+def _tokenizer(folder: Path, options: ModelOptions, vocab_size: int, context: int) -> str:
     """Says whether the folder's is read, and its chat template, or why not."""
     from penstock.sandbox.sandbox import Sandbox
     from penstock.text.tokenizer import Tokenizer
 
     try:
-        tokenizer = Tokenizer.load(folder, vocab_size=vocab_size)
+        folder, template = options.tokenizer_folder(folder), options.chat_template
+        tokenizer = Tokenizer.load(folder, vocab_size=vocab_size, chat_template=template)
     except TokenizerError as error:
         return f"none: {error}"
     if not tokenizer.chat_templates:

@@ -31,7 +31,7 @@ from penstock.text.answer_pattern import AnswerPattern
 from penstock.text.chat import OPTIONS, check_messages, check_options
 
 Id = str | int
-OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs"}
+OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs", "output_kind"}
 LONGEST_ID = 1 << 20  # characters: a journal's line has an end
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 # The form of a row of ours: what SamplingParams and a chat's options make of their values, they say themselves.

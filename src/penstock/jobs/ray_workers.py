@@ -86,8 +86,10 @@ class RayWorkers:
     ) -> None:
         if config.parallel.data_parallel_size > 1:
             raise UsageError("--on ray has a worker a replica: leave --data-parallel-size out, and say --workers")
-        if Path(config.model.model).is_dir():  # a worker runs in another folder
-            config = Config.of(**config.told() | {"model": os.path.abspath(config.model.model)})
+        named = {name: getattr(config.model, name) for name in ("model", "tokenizer", "chat_template")}
+        here = {name: os.path.abspath(path) for name, path in named.items() if path and Path(path).exists()}
+        if here:  # a worker runs in another folder
+            config = Config.of(**config.told() | here)
         self.restarts = 0
         self._made = (msgspec.msgpack.encode(config.told()), open_engine, step_timeout)
         self._identity = identity(config)

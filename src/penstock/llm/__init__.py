@@ -22,13 +22,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import Config
+from penstock.config import Config, ModelOptions
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
 from penstock.llm.between import AT_WORK, CLOSED, BetweenCalls
+from penstock.llm.engine_args import EngineArgs, arguments_of
 from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, ids_of, needed, params_for
 from penstock.llm.label_scorer import LabelScorer
-from penstock.llm.outputs import Told, collect, finished_of
-from penstock.request import Delta, Request, RequestOutput, SamplingParams
+from penstock.llm.outputs import RequestBuilder, Told, finished_of
+from penstock.request import FIRST_WEIGHTS, Delta, Request, RequestOutput, SamplingParams
 from penstock.sandbox.sandbox import Sandbox
 from penstock.sandbox.sandbox_process import ChatJob
 from penstock.status_line import Bar
@@ -64,6 +65,11 @@ class LLM(BetweenCalls, LabelScorer):
         self._sandbox: Sandbox | None = None
         self._turning = threading.Lock()  # held by the one generate, chat or stream that turns the engine
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """Makes one of EngineArgs."""
+        return cls(**arguments_of(engine_args))
+
     def _open_here(self) -> None:
         from penstock.engine.build_engine import build_engine, model_folder
         from penstock.engine.client import Client
@@ -71,7 +77,7 @@ class LLM(BetweenCalls, LabelScorer):
         folder = model_folder(self.config)
         with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:  # a third of a second while the device loads
             skip = self.config.model.skip_tokenizer_init
-            reading = None if skip else beside.submit(_read_tokenizer, folder)
+            reading = None if skip else beside.submit(_read_tokenizer, folder, self.config.model)
             self._engine, self.facts = build_engine(self.config, folder)
         try:
             self._tokenizer = None if reading is None else reading.result()
@@ -338,6 +344,9 @@ class LLM(BetweenCalls, LabelScorer):
             with held_interrupts():
                 deltas = self._engine.step()
                 news = self._client.process(deltas) if deltas is not None else []
+                if (version := self._engine.weights_version) != FIRST_WEIGHTS:
+                    for delta in news:
+                        delta.weights_version = version
         except KeyboardInterrupt as pressed:
             if news is None:
                 raise
@@ -352,26 +361,23 @@ class LLM(BetweenCalls, LabelScorer):
 
     def _run(self, prompts: list[Prompt], progress: bool) -> list[RequestOutput]:
         """All of `prompts`, keyed 0, 1, ..., as RequestOutputs in their order."""
-        outs = [
-            RequestOutput(str(i), p.prompt if isinstance(p.prompt, str) else None, []) for i, p in enumerate(prompts)
-        ]
+        built = [RequestBuilder(str(i), p.prompt, p.params.n) for i, p in enumerate(prompts)]
         bar = Bar(sum(p.params.n for p in prompts)) if progress else None
         try:
             for delta, asked, prompt in self._deltas(prompts):
-                collect(outs[prompt.key], delta, asked, prompt.prompt)
+                built[prompt.key].add(delta, asked, prompt.prompt)
                 if bar is not None and delta.finish_reason is not None:
                     bar.advance()
         finally:
             if bar is not None:
                 bar.close()
-        for out in outs:
-            out.outputs.sort(key=lambda output: output.index)
-        return outs
+        return [each.output() for each in built]
 
 
-def _read_tokenizer(folder: Path) -> Tokenizer:
+def _read_tokenizer(folder: Path, model: ModelOptions) -> Tokenizer:
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer import Tokenizer
 
     import_module("torch")  # not before: an import leaves other threads no time, loading the model does
-    return Tokenizer.load(folder, vocab_size=read_model_config(folder).vocab_size)
+    size = read_model_config(folder).vocab_size
+    return Tokenizer.load(model.tokenizer_folder(folder), vocab_size=size, chat_template=model.chat_template)

@@ -12,22 +12,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.engine.control import PREFIX_CACHE, SLEEP, UPDATE, WAKE_UP, Control, Mode
 from penstock.errors import EngineError, PenstockError, UsageError
+from penstock.llm.engine_args import EngineArgs, arguments_of
 from penstock.llm.inputs import AnyPrompt, as_list, ids_of
-from penstock.request import CompletionOutput, Delta, RequestOutput, SamplingParams
+from penstock.llm.outputs import RequestBuilder
+from penstock.request import FIRST_WEIGHTS, RequestOutput, RequestOutputKind, SamplingParams
 from penstock.shared_weights import SharedWeights
-from penstock.vllm_arguments import engine_knobs
+from penstock.vllm_arguments import check_call, engine_knobs
 
 if TYPE_CHECKING:
     from penstock.engine.request_stream import Stream
     from penstock.replicas.replica_set import EngineClient
+
+SHUT_DOWN = "this AsyncLLM is shut down: make a new one"
 
 
 class AsyncLLM:
@@ -43,51 +46,80 @@ class AsyncLLM:
         self._numbers = itertools.count()
         self._closed = False
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """Makes one of AsyncEngineArgs. It starts with `start`, or the first request."""
+        return cls(**arguments_of(engine_args))
+
+    @property
+    def weights_version(self) -> str:
+        """Names the weights that answers are made with: `default` for those of the start."""
+        started = self._starting is not None and self._starting.done() and not self._starting.cancelled()
+        return self._starting.result().weights_version if started and self._starting else FIRST_WEIGHTS
+
+    async def check_health(self) -> None:
+        """Raises EngineError where the engine is gone, and what its start raised where it failed; waits for nothing."""
+        if self._closed:
+            raise EngineError(SHUT_DOWN)
+        if self._starting is None or not self._starting.done():
+            return
+        client = self._starting.result()
+        if not client.alive:
+            raise EngineError(client.death or "no replica takes requests")
+
     async def start(self) -> None:
         """Waits until the engine is ready. Raises what it raised while it loaded."""
         await self._ready()
 
     async def generate(
-        self, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: AnyPrompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **vllms: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields the request's output each time that it has grown, whole each time, the last one `finished`. Who stops
-        reading ends the request. Raises UsageError for what can't run, EngineError where the engine is gone."""
+        """Yields the request's outputs, the last one `finished`. By the parameters' output_kind: each time that it has
+        grown all of it (CUMULATIVE) or what is new (DELTA), or once (FINAL_ONLY, which costs least). Who stops reading
+        ends the request. vllms: vLLM's other arguments, where they ask for nothing. Raises UsageError for what can't
+        run, EngineError where the engine is gone."""
+        check_call("generate", vllms)
         listed = as_list(prompt)
         if len(listed) != 1:
             raise UsageError(f"generate takes one prompt, and this is {len(listed)}: call it for each", param="prompt")
-        given = listed[0]
         client = await self._ready()
         params = SamplingParams() if sampling_params is None else sampling_params
-        ids = ids_of(given, client.tokenizer, client.facts.max_model_len)
+        ids = ids_of(listed[0], client.tokenizer, client.facts.max_model_len)
         name = str(next(self._numbers)) if request_id is None else request_id
         if name in self._streams:
             raise UsageError(f"request_id {name!r} is under way: give each request its own", param="request_id")
-        self._streams[name] = stream = client.submit(ids, params, stream=True)
-        out = RequestOutput(name, given if isinstance(given, str) else None, ids, finished=False)
-        made: dict[int, CompletionOutput] = {}
+        kind = params.output_kind
+        once = kind is RequestOutputKind.FINAL_ONLY
+        self._streams[name] = stream = client.submit(ids, params, stream=not once)
+        built = RequestBuilder(name, listed[0], params.n)
         try:
             async for deltas in stream:
                 for delta in deltas:
-                    _add(made, delta)
-                out.num_cached_tokens = stream.asked.num_cached_tokens
-                out.prompt_logprobs = stream.asked.prompt_logprobs
-                out.finished = len(made) == params.n and all(each.finish_reason for each in made.values())
-                out.error = next((delta.error for delta in deltas if delta.error), out.error)
-                yield replace(out, outputs=[replace(made[index]) for index in sorted(made)])
-            if not out.finished:  # `abort` ended it
-                for index in range(params.n):
-                    sample = made.setdefault(index, CompletionOutput(index, "", []))
-                    sample.finish_reason = sample.finish_reason or "abort"
-                yield replace(out, outputs=[replace(made[index]) for index in sorted(made)], finished=True)
+                    built.add(delta, stream.asked)
+                if built.finished or not once:
+                    yield built.output(kind)
+            if not built.finished:  # `abort` ended it
+                built.abort()
+                yield built.output(kind)
         finally:
             self._streams.pop(name, None)
             stream.cancel()
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request; who reads it is told what it has made, `finish_reason` "abort". Nothing for one that isn't
-        under way."""
-        if (stream := self._streams.get(request_id)) is not None:
-            stream.cancel()
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends a request, or several; who reads it is told what it has made, `finish_reason` "abort". Nothing for one
+        that isn't under way."""
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            stream = self._streams.get(name)
+            if stream is None:
+                continue
+            if stream.asked.stream or (await self._ready()).asleep:
+                stream.cancel()
+            else:
+                stream.cut()  # what was made is the engine's to tell
 
     async def update_weights(
         self,
@@ -145,19 +177,9 @@ class AsyncLLM:
 
     async def _ready(self) -> EngineClient:
         if self._closed:
-            raise EngineError("this AsyncLLM is shut down: make a new one")
+            raise EngineError(SHUT_DOWN)
         if self._starting is None:
             from penstock.replicas.launch_engines import launch_engines
 
             self._starting = asyncio.ensure_future(launch_engines(self.config))
         return await asyncio.shield(self._starting)
-
-
-def _add(made: dict[int, CompletionOutput], delta: Delta) -> None:
-    """Adds a delta to its sample."""
-    out = made.setdefault(delta.index, CompletionOutput(delta.index, "", []))
-    out.text += delta.text
-    out.token_ids = out.token_ids + delta.token_ids
-    out.finish_reason, out.stop_reason = delta.finish_reason, delta.stop_reason
-    if delta.logprobs is not None:
-        out.logprobs = [*(out.logprobs or []), *delta.logprobs]

@@ -33,7 +33,8 @@ from penstock.llm.inputs import Prompt
 from penstock.replicas.launch_replicas import launch_replicas
 from penstock.replicas.replica_set import ReplicaSet
 from penstock.replicas.replica_stream import ReplicaStream, Seeds
-from penstock.request import Delta, check_request
+from penstock.request import Delta
+from penstock.schedule.check_request import check_request
 
 if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.client import PendingRequest
-from penstock.engine.request_stream import Stream
+from penstock.engine.request_stream import CancelRequest, Stream
 from penstock.errors import PenstockError
 from penstock.replicas.replica_stats import ReplicaStats
 from penstock.request import MAX_SEED, Delta, SamplingParams
@@ -45,7 +45,7 @@ class RequestPart(Stream):
         replica: Replica,
         samples: Sequence[int],
         asked: PendingRequest,
-        cancel: Callable[[PendingRequest], None],
+        cancel: CancelRequest,
     ) -> None:
         super().__init__(asked, cancel)
         self.whole, self.replica, self.samples = whole, replica, samples
@@ -94,6 +94,10 @@ class ReplicaStream(Stream):
         self.end()
         for part in list(self.parts):
             part.cancel()
+
+    def cut(self) -> None:
+        for part in list(self.parts):
+            part.cut()
 
     def fail(self, error: PenstockError) -> None:
         """Ends it with an error, and its other parts."""

@@ -54,7 +54,8 @@ class Sandbox:
         self._poll.register(self._channel, select.POLLIN)
         self._late, self._since = SHORT, 0  # bytes of a job whose answer was late; jobs since then
         folder, vocab_size = ("", 0) if tokenizer is None else (str(tokenizer.folder), tokenizer.vocab_size)
-        self._start = SandboxStart(folder, vocab_size, limit, bounds)
+        template = None if tokenizer is None or tokenizer.template_file is None else str(tokenizer.template_file)
+        self._start = SandboxStart(folder, vocab_size, limit, bounds, template)
         self.chat_fault: PenstockError | None = None  # why no chat can be rendered
         self.usable = True
         command = command_of("penstock.sandbox.sandbox_process", theirs.fileno())

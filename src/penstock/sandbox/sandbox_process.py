@@ -48,12 +48,13 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 class SandboxStart(msgspec.Struct):
     """The first frame: what to load, and for a context of how many tokens. folder: the tokenizer's; where it is empty
-    there is none, and jobs are PatternJobs alone."""
+    there is none, and jobs are PatternJobs alone. template: a file, in place of the folder's chat templates."""
 
     folder: str
     vocab_size: int
     limit: int
     bounds: Bounds
+    template: str | None = None
 
 
 class TextJob(msgspec.Struct, tag="texts"):
@@ -193,7 +194,9 @@ class _Desk:
         if start.folder:
             from penstock.text.tokenizer import Tokenizer
 
-            self._tokenizer = Tokenizer.load(Path(start.folder), vocab_size=start.vocab_size)
+            self._tokenizer = Tokenizer.load(
+                Path(start.folder), vocab_size=start.vocab_size, chat_template=start.template
+            )
         self._memory = ProcessMemory()
         addresses, self._resident = self._memory.read()
         self._seconds = 0  # of processor time, that are allowed

@@ -15,10 +15,11 @@ import numpy as np
 
 from penstock.config import BLOCK_SIZE
 from penstock.errors import UsageError
-from penstock.request import MAX_SALT, MAX_TAG, REST, Request, check_request
+from penstock.request import MAX_SALT, MAX_TAG, REST, Request
 from penstock.row_table import BAD_WORD_IDS
 from penstock.schedule.admission import Admission, Admitted
 from penstock.schedule.batch_order import BatchOrder
+from penstock.schedule.check_request import check_request
 from penstock.schedule.constraint import ConstraintFactory
 from penstock.schedule.deferred_free import DeferredFree
 from penstock.schedule.deltas import Deltas

@@ -41,7 +41,7 @@ class Tokenizer:
 
     def __init__(self, fast: FastTokenizer, files: TokenizerFiles, vocab_size: int | None = None) -> None:
         self._fast = fast
-        self.folder = files.folder
+        self.folder, self.template_file = files.folder, files.template_file
         self._tokens = _tokens_by_id(fast, vocab_size, files)
         self.vocab_size = size = len(self._tokens)
         added = fast.get_added_tokens_decoder()
@@ -57,13 +57,14 @@ class Tokenizer:
         self.longest = max(map(len, filter(None, self._tokens)))  # characters of a token
 
     @classmethod
-    def load(cls, folder: Path, *, vocab_size: int | None = None) -> Tokenizer:
-        """Reads a folder with a tokenizer.json.
+    def load(cls, folder: Path, *, vocab_size: int | None = None, chat_template: Path | str | None = None) -> Tokenizer:
+        """Reads a folder with a tokenizer.json. chat_template: a file, in place of the folder's templates.
 
         Raises TokenizerError: no or a broken file, a decoder that isn't served, tokens beyond the model's `vocab_size`
         that texts are made of.
         """
-        files = read_tokenizer_files(Path(folder))
+        template = None if chat_template is None else Path(chat_template).expanduser()
+        files = read_tokenizer_files(Path(folder), template)
         from tokenizers import Tokenizer as FastTokenizer
 
         try:

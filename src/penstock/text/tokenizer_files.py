@@ -36,10 +36,12 @@ class TokenizerFiles:
     added: dict[int, dict[str, Any]] = field(default_factory=dict)
     templates: dict[str, str] = field(default_factory=dict)
     response_template: Any = None
+    template_file: Path | None = None  # that the templates are of, in place of the folder's
 
 
-def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """Reads the folder; a TokenizerError says which file is missing or broken and what to do."""
+def read_tokenizer_files(folder: Path, template_file: Path | None = None) -> TokenizerFiles:
+    """Reads the folder; a TokenizerError says which file is missing or broken and what to do. template_file: in place
+    of its chat templates."""
     path = folder / "tokenizer.json"
     if not folder.is_dir():
         raise TokenizerError(f"no folder {folder} to read a tokenizer from; give a model folder with a tokenizer.json")
@@ -66,7 +68,8 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         named=named,
         extra_special=tuple(word for entry in words if (word := _content(entry)) is not None),
         added=_added_tokens(config.get("added_tokens_decoder") or {}, folder),
-        templates=_chat_templates(config, folder),
+        templates=_chat_templates(config, folder) if template_file is None else {"default": _read_text(template_file)},
+        template_file=template_file,
         response_template=config.get("response_template"),
     )
 

@@ -2,8 +2,8 @@
 
 Without keys Host must be an address, a name of this machine or one that was allowed (else DNS rebinding gets in), and
 Origin, where there is one, Host's own, loopback or allowed: an address is nobody's to rebind, but anybody's to serve
-pages from. With keys neither is asked unless hosts were allowed by name, since a page has no key and CORS is given to
-nobody. It knows headers; no bodies, no limits.
+pages from. With keys neither is asked unless hosts were allowed by name, since a page has no key of its own.
+Pages of allowed origins get in too (cors.py). It knows headers; no bodies, no limits.
 """
 
 from __future__ import annotations
@@ -38,16 +38,23 @@ Headers = Iterable[tuple[bytes, bytes]]  # names in small letters
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
     """keys: none lets in everybody. hosts: names or addresses beside this machine's own; `*` is any. admin_without_key:
-    where there are no keys, everybody may change weights, put the engine to sleep, and restart it; else nobody."""
+    where there are no keys, everybody may change weights, put the engine to sleep, and restart it; else nobody.
+    origins: of pages of other sites that may ask, as browsers write them."""
 
     keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     admin_without_key: bool = False
 
     @property
     def asks_host(self) -> bool:
         """Whether Host and Origin are looked at."""
         return ANY_HOST not in self.hosts and (not self.keys or bool(self.hosts))
+
+    def answer_headers(self, headers: Headers) -> dict[str, str]:
+        """Returns what lets the page that asks read an answer that is made outside of the application."""
+        origin = next((value.decode("latin-1") for value in _values(headers, b"origin")), None)
+        return {"access-control-allow-origin": origin, "vary": "Origin"} if origin in self.origins and origin else {}
 
 
 def check_public(host: str, access: AccessPolicy, *, allow_no_key: bool) -> None:
@@ -81,6 +88,25 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
                 "--allowed-host takes a name or an address without scheme, port and zone, or *", param="allowed_host"
             )
         found.append(plain)
+    return tuple(found)
+
+
+def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
+    """Returns origins as browsers write them: in small letters, without a scheme's own port. Raises UsageError."""
+    found = []
+    for given in origins:
+        scheme = _SCHEME.match(given)
+        authority = given[scheme.end() :] if scheme else given
+        if given == ANY_HOST or not scheme:
+            what = "--allowed-origin names a page's site, as https://app.example: "
+            why = "* would let every page in" if given == ANY_HOST else f"{given!r} has no scheme"
+            raise UsageError(what + why, param="allowed_origin")
+        name, cut, path = authority.partition("/")
+        if cut or _host_of(name) is None:
+            why = f"has a path: leave {cut + path!r} out" if cut else "names no host: write scheme://name, with :port"
+            raise UsageError(f"--allowed-origin is scheme://name alone, and {given!r} {why}", param="allowed_origin")
+        usual = {"http://": ":80", "https://": ":443"}.get(scheme[0].lower(), "")
+        found.append((scheme[0] + name).lower().removesuffix(usual))
     return tuple(found)
 
 
@@ -130,9 +156,11 @@ class AuthMiddleware:
                 "the Host header is no name of this server: ask by its address, or allow the name with --allowed-host"
             )
         for origin in _values(headers, b"origin"):
+            if origin.decode("latin-1") in self._access.origins:
+                continue
             page = _page_of(origin.decode("latin-1"))
             if page is None or (page not in hosts and page not in self._hosts and not _is_own(page)):
-                raise _not_ours("pages of other sites may not ask this server: allow their host with --allowed-host")
+                raise _not_ours("pages of other sites may not ask this server: allow theirs with --allowed-origin")
 
 
 def _not_ours(message: str) -> HttpError:

@@ -29,6 +29,7 @@ from penstock.server.online.active_call import ClientGoneError
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import PROBES, AccessPolicy, AuthMiddleware, key_of
 from penstock.server.online.buffered import json_response
+from penstock.server.online.cors import PageAccess
 from penstock.server.online.request_limits import NOBODY
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
 from penstock.server.openai.scoring_forms import SCORING_SCHEMA
@@ -71,11 +72,13 @@ def build_app(
         return json_response(described())
 
     middleware = [Middleware(AuthMiddleware, access=access)]
+    if access.origins:  # around who asks for keys: a preflight brings none, and refusals are for the page to read
+        middleware.insert(0, Middleware(PageAccess, access=access))
     if access_log is not None:  # around the others, so that refusals are lines too
         middleware.insert(0, Middleware(AccessLog, file=access_log))
-    errors = {
+    errors: dict[Any, Any] = {
         PenstockError: _on_ours, HTTPException: _on_http, ClientGoneError: _on_gone, ClientDisconnect: _on_gone,
-        Exception: _on_fault,
+        Exception: partial(_on_fault, access),
     }  # fmt: skip
     every = [*routes, Route("/openapi.json", get_openapi)]
     app = Starlette(routes=every, middleware=middleware, exception_handlers=errors)
@@ -218,9 +221,11 @@ async def _on_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLOSED_BY_CLIENT)
 
 
-async def _on_fault(request: Request, error: Exception) -> Response:
+async def _on_fault(access: AccessPolicy, request: Request, error: Exception) -> Response:
     # Starlette raises it again after this answer, and uvicorn logs it: a fault of ours is never silent.
-    return handlers.refuse(request, FaultError(FAILED))
+    response = handlers.refuse(request, FaultError(FAILED))
+    response.headers.update(access.answer_headers(request.headers.raw))  # it is made around all middleware
+    return response
 
 
 def _allowed(request: Request) -> str:

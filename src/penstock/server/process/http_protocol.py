@@ -14,7 +14,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from penstock.server.online.auth import PROBES
+from penstock.server.online.auth import PROBES, AccessPolicy
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of
 from penstock.server.openai.http_limits import HttpLimits
@@ -36,9 +36,12 @@ def most_connections(limits: HttpLimits, *, files: bool) -> int:
     return max((most - OTHER_FILES - SPARE) // (1 + files), 16)
 
 
-def http_protocol(limits: HttpLimits, *, files: bool = False) -> type[asyncio.Protocol]:
-    """The protocol class for uvicorn. files: as above."""
-    parts = {"limits": limits, "most": most_connections(limits, files=files), "idle": {}}
+def http_protocol(
+    limits: HttpLimits, *, files: bool = False, access: AccessPolicy | None = None
+) -> type[asyncio.Protocol]:
+    """The protocol class for uvicorn. files: as above; access: whose pages may read what is refused here."""
+    most = most_connections(limits, files=files)
+    parts = {"limits": limits, "most": most, "idle": {}, "access": access or AccessPolicy()}
     return type("LimitedConnection", (HttpProtocol,), parts | {"__slots__": ()})
 
 
@@ -58,6 +61,7 @@ class HttpProtocol(HttpToolsProtocol):
     """One client's connection. A head is the request line and the headers."""
 
     limits: HttpLimits
+    access: AccessPolicy
     most: int  # that may wait for an answer
     idle: dict[HttpProtocol, None]  # those that wait for none; first the one that has for the longest
     # uvicorn's attributes are 28, and of more than 30 CPython makes a dict of its own for each connection.
@@ -272,7 +276,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _answer(self, error: HttpError) -> None:
         body = body_of(error)
-        fields = {**error.headers, "content-type": JSON, "content-length": str(len(body)), "connection": "close"}
+        page = self.access.answer_headers(self.headers if self.headers is not None else ())
+        fields = {
+            **error.headers,
+            **page,
+            "content-type": JSON,
+            "content-length": str(len(body)),
+            "connection": "close",
+        }
         lines = [f"{name}: {value}\r\n".encode() for name, value in fields.items()]
         self.transport.write(b"".join((STATUS_LINE[error.status], *lines, b"\r\n", body)))
 
@@ -301,5 +312,6 @@ class _Lingering:
             return
         self._ending = True
         self._transport.resume_reading()
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # TLS has no end of one side alone
+            self._transport.write_eof()
         self.connection.loop.call_later(LINGER, self._transport.close)

@@ -35,5 +35,5 @@ def port_error(host: str, port: int, error: OSError) -> CapacityError:
     return CapacityError(f"cannot serve on {host} port {port} ({error.strerror}): {way_out}", param="port")
 
 
-def url_of(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_of(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import uvloop
 
@@ -23,15 +23,13 @@ from penstock.replicas.launch_engines import launch_engines
 from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.online.access_log import open_log
 from penstock.server.online.api_keys import ENVIRONMENT, gather_keys
-from penstock.server.online.auth import AccessPolicy, check_hosts, check_public
+from penstock.server.online.auth import AccessPolicy, check_hosts, check_origins, check_public
 from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.process.certificate import CertificateFiles
 from penstock.server.process.port import bind
 from penstock.server.process.shutdown import fast_exit, signals, unless_stopped
 from penstock.server.process.site import Site, line, serve_engine
 from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
-
-if TYPE_CHECKING:
-    pass
 
 
 def serve(
@@ -45,6 +43,9 @@ def serve(
     allow_no_key: bool = False,
     allow_admin_without_key: bool = False,
     allowed_hosts: Sequence[str] = (),
+    allowed_origins: Sequence[str] = (),
+    ssl_certfile: Path | str | None = None,
+    ssl_keyfile: Path | str | None = None,
     limits: HttpLimits | None = None,
     parsers: AnswerParsers | None = None,
     api_server_count: int = 1,
@@ -57,7 +58,8 @@ def serve(
     """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the line at the start names.
 
     `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
-    process; benchmarks bring one that computes nothing. Keys and `allowed_hosts` are told in api_keys.py and auth.py;
+    process; benchmarks bring one that computes nothing. Keys are told in api_keys.py, `allowed_hosts` and
+    `allowed_origins` in auth.py, `ssl_certfile` and `ssl_keyfile` in certificate.py;
     PENSTOCK_API_KEY counts where no key is given, and leaves the environment. `state_dir` is where files and batches
     live; without one they are not served. `access_log` is a file that a line of JSON for each request is added to; `-`
     is standard error. parsers: what chats' answers are read with.
@@ -79,10 +81,14 @@ def serve(
     if keys and allow_admin_without_key:
         message = "there are API keys, and an admin's has these routes: leave --allow-admin-without-key out"
         raise UsageError(message, param="allow_admin_without_key")
-    access = AccessPolicy(keys=keys, hosts=check_hosts(allowed_hosts), admin_without_key=allow_admin_without_key)
+    access = AccessPolicy(
+        keys=keys, hosts=check_hosts(allowed_hosts), origins=check_origins(allowed_origins),
+        admin_without_key=allow_admin_without_key,
+    )  # fmt: skip
     check_public(host, access, allow_no_key=allow_no_key)
     with open_log(access_log):
-        site = Site(served_model_name or config.model.model, access, limits, access_log, parsers)
+        certificate = CertificateFiles.of(ssl_certfile, ssl_keyfile)
+        site = Site(served_model_name or config.model.model, access, limits, access_log, parsers, certificate)
     if state_dir is not None and api_server_count > 1:
         message = "files and batches are kept by one server process: leave --state-dir or --api-server-count out"
         raise UsageError(message, param="state_dir")

@@ -27,6 +27,7 @@ from penstock.server.online.auth import AccessPolicy
 from penstock.server.online.metrics import Board, Metrics
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.app import build_app
+from penstock.server.process.certificate import CertificateFiles
 from penstock.server.process.http_protocol import http_protocol
 from penstock.server.process.port import port_error, url_of
 from penstock.server.process.shutdown import StopSignals
@@ -51,6 +52,7 @@ class Site:
     limits: HttpLimits
     access_log: str | None = None
     parsers: AnswerParsers = NO_PARSERS
+    certificate: CertificateFiles | None = None  # it serves HTTPS by
 
 
 async def serve_engine(
@@ -71,9 +73,25 @@ async def serve_engine(
     except OSError as error:  # another server took the port while ours was loading
         raise port_error(host, port, error) from error
     async with opened_app(client, site, board, state) as (app, service, manager):
-        protocol = http_protocol(site.limits, files=state is not None)
-        server = _Server(_uvicorn_config(app, protocol))
-        await _run(service, manager, server, listener, stop, ready)
+        protocol = http_protocol(site.limits, files=state is not None, access=site.access)
+        config = _uvicorn_config(app, protocol, site.certificate)
+        async with _followed(config, site.certificate):
+            await _run(service, manager, _Server(config), listener, stop, ready)
+
+
+@contextlib.asynccontextmanager
+async def _followed(config: uvicorn.Config, certificate: CertificateFiles | None) -> AsyncIterator[None]:
+    """Inside, a certificate that is renewed serves from then on."""
+    if certificate is None:
+        yield
+        return
+    config.load()
+    assert config.ssl is not None, "uvicorn makes a context where there is a certificate"
+    following = asyncio.create_task(certificate.follow(config.ssl))
+    try:
+        yield
+    finally:
+        following.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -144,7 +162,7 @@ def check_template(tokenizer: Tokenizer | None, parsers: AnswerParsers) -> None:
 def line(site: Site, listener: socket.socket) -> str:
     """What is said once it serves."""
     host, port = listener.getsockname()[:2]
-    return f"penstock serves {site.name} at {url_of(host, port)}/v1"
+    return f"penstock serves {site.name} at {url_of(host, port, 'http' if site.certificate is None else 'https')}/v1"
 
 
 @contextlib.contextmanager
@@ -173,9 +191,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
+def _uvicorn_config(app: Any, protocol: type[asyncio.Protocol], certificate: CertificateFiles | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        ssl_certfile=None if certificate is None else certificate.certfile,
+        ssl_keyfile=None if certificate is None else certificate.keyfile,
         loop="none",
         http=protocol,
         ws="none",

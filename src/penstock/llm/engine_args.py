@@ -1,0 +1,34 @@
+"""EngineArgs and AsyncEngineArgs: vLLM's names for a model and its knobs, for who makes them before the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.config import Config
+from penstock.errors import UsageError
+from penstock.vllm_arguments import engine_knobs
+
+
+class EngineArgs:
+    """A model and knobs, as `LLM` takes them; `vars()` of it gives them back. Raises UsageError as `LLM` does."""
+
+    def __init__(self, model: str = "demo", **knobs: Any) -> None:
+        own, _ = engine_knobs(str(model), knobs)
+        Config.of(**own)
+        vars(self).update(model=model, **knobs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+def arguments_of(engine_args: object) -> dict[str, Any]:
+    """Returns the arguments that LLM and AsyncLLM take, of EngineArgs. Raises UsageError for anything else."""
+    if not isinstance(engine_args, EngineArgs):
+        kind = type(engine_args).__name__
+        message = f"from_engine_args takes penstock's EngineArgs or AsyncEngineArgs, and this is {kind}"
+        raise UsageError(message, param="engine_args")
+    return dict(vars(engine_args))
+
+
+class AsyncEngineArgs(EngineArgs):
+    """Is EngineArgs, for `AsyncLLM.from_engine_args`: by the name that vLLM's servers give it."""

@@ -13,6 +13,7 @@ from paged_cache import PagedCache
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from penstock.errors import CheckpointError
 from penstock.kernels.choose import choose
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import model_config_of
@@ -74,6 +75,10 @@ QWEN3_5 = {
     "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 32, "full_attention_interval": 2, "rope_parameters":
     {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+}  # fmt: skip
+OLMO_HYBRID = {  # q, k and v of one size: transformers writes their convolutions as thirds
+    "linear_key_head_dim": 12, "linear_value_head_dim": 12, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
 }  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 24, "head_dim": 32, "norm_topk_prob": True}
 DELTA_LAST = ["full_attention", "linear_attention", "linear_attention"]
@@ -253,6 +258,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "exaone-moe": ("ExaoneMoe", EXAONE_MOE | {"num_hidden_layers": 4, "n_group": 2, "topk_group": 1}),
     "exaone-moe-types": ("ExaoneMoe", EXAONE_MOE | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "olmo-hybrid": ("OlmoHybrid", OLMO_HYBRID | {"num_key_value_heads": 4}),
+    "olmo-hybrid-nope": (
+        "OlmoHybrid",
+        OLMO_HYBRID | {"linear_allow_neg_eigval": False, "attention_bias": True, "layer_types": DELTA_LAST}
+        | {"linear_num_key_heads": 2, "linear_key_head_dim": 24}
+        | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+    ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),
 }  # fmt: skip
@@ -445,3 +457,26 @@ def test_the_text_of_qwen3_5(
     _assert_close(PagedCache(_ours(tmp_path), 1, 9).step([], [(0, prompt)]), logits)
     told = capsys.readouterr().err
     assert "its vision part is left out" in told and "its layers that predict more tokens (mtp) are left out" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("dt_bias", None, "lack tensor 'model.layers.0.linear_attn.dt_bias'"),
+        (
+            "conv1d.weight",
+            torch.zeros(128 + 64 + 64, 1, 3),
+            r"conv1d.weight' has shape \[256, 1, 3\], config.json asks",
+        ),
+        ("A_log", torch.tensor([0.0, float("nan"), 0.0, 0.0]), "linear_attn.A_log' holds what is no finite number"),
+    ],
+)
+def test_what_a_delta_layer_lacks_is_named(name: str, change: Tensor | None, said: str, tmp_path: Path) -> None:
+    _theirs("qwen3-5").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    whole = f"model.layers.0.linear_attn.{name}"
+    del tensors[whole]
+    save_file(tensors if change is None else tensors | {whole: change}, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=said):
+        _ours(tmp_path)

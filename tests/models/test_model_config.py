@@ -313,7 +313,7 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
             "(MLA); what is served and nearest is DeepSeek-R1's distillations",
         ),
         (
-            {"model_type": "olmo_hybrid"},
+            {"model_type": "kimi_linear"},
             "linear attention, whose state grows with no text; what is served",
         ),
         ({"model_type": "granitemoehybrid"}, "state-space layers (Mamba); what is served and nearest is Granite 3.3"),

@@ -49,6 +49,7 @@ DELTA = {
     "full_attention_interval": 2, "rope_parameters":
     {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25, "mrope_section": [4, 2, 2]},
 }  # fmt: skip
+HYBRID = ["linear_attention", "full_attention", "linear_attention"]
 SHARED = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
 
 
@@ -154,6 +155,10 @@ CASES: dict[str, Case] = {
     ),
     "qwen3_5_moe 4/2 of 64": (
         "Qwen3_5MoeText", heads(4, 2, 64) | DELTA | SHARED | {"num_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "olmo_hybrid 4/2 of 32, rates up to 2": (
+        "OlmoHybrid", {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": HYBRID}
+        | {"linear_key_head_dim": 32, "linear_value_head_dim": 32} | THREE,
     ),
     "qwen3_next 4/1 of 64": (
         "Qwen3Next", heads(4, 1, 64) | DELTA | SHARED | {"num_experts": 6, "num_experts_per_tok": 2},

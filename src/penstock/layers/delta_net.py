@@ -35,6 +35,7 @@ class GatedDeltaNet:
     norm: Weight  # [value_width]
     eps: float
     out: Linear  # [d, value_size]
+    most_rate: float = 1.0  # what rates' sigmoids are multiplied by
     in_groups: bool = False  # a checkpoint has the rows of `into` and `rates` key head by key head
     small: DeltaWeights | None = field(default=None, init=False)
 
@@ -67,7 +68,7 @@ class GatedDeltaNet:
         for matrix in self.matrices():
             matrix.prepare(ops)
         taps, decay = self.taps.value.squeeze(1), -torch.exp(self.decay.value)
-        self.small = DeltaWeights(taps, decay, self.step_bias.value, self.norm.value, self.eps)
+        self.small = DeltaWeights(taps, decay, self.step_bias.value, self.norm.value, self.eps, self.most_rate)
 
 
 def _by_kind(groups: int, sizes: tuple[int, ...]) -> Tensor:

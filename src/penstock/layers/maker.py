@@ -7,20 +7,18 @@ no model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError, UsageError
-from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.expert_matrix import FOURS
 from penstock.kernels.inputs import TILE, AttentionKind, VocabularyPart
 from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.routing import Routing
 from penstock.kernels.state_forms import RecurrentForm, StatePart
 from penstock.layers.attention import Attention
-from penstock.layers.delta_net import MATRIX, GatedDeltaNet
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Activation, Mlp
@@ -91,7 +89,7 @@ class Maker:
 
     def head(self, name: str, vocabulary: int, into: int) -> Linear:
         """The matrix that scores the vocabulary: of several ranks each has some of the tokens, as the embedding."""
-        return self._linear([self._of_vocabulary(name, vocabulary, into)], bias=False)
+        return self.fused_linear([self._of_vocabulary(name, vocabulary, into)], bias=False)
 
     def vocabulary(self, size: int) -> VocabularyPart | None:
         """Returns which tokens this rank scores; None: all of them."""
@@ -102,7 +100,7 @@ class Maker:
 
     def linear(self, name: str, out: int, into: int, *, bias: bool = False) -> Linear:
         """A matrix that every rank holds whole."""
-        return self._linear([Part(name, (out, into))], bias)
+        return self.fused_linear([Part(name, (out, into))], bias)
 
     def column_linear(
         self, parts: Sequence[tuple[str, int, int]], into: int, *, bias: bool = False, fused: str | None = None
@@ -111,7 +109,7 @@ class Maker:
         they come. fused: the name of the one tensor that a checkpoint has for all of them."""
         share = self.layout.share
         cut = [Part(name, (out, into), 0, *share(pieces, name, repeats=True)) for name, out, pieces in parts]
-        return self._linear(cut if fused is None else [Part.of_fused(fused, cut)], bias)
+        return self.fused_linear(cut if fused is None else [Part.of_fused(fused, cut)], bias)
 
     def row_linear(
         self, name: str, out: int, into: int, pieces: int, *, bias: bool = False, in_parts: bool = False
@@ -121,7 +119,7 @@ class Maker:
         if self.layout.size == 1:
             return self.linear(name, out, into, bias=bias)
         part = Part(name, (out, into), 1, *self.layout.share(pieces, name))
-        return self._linear([part], bias, None if in_parts else self.layout)
+        return self.fused_linear([part], bias, None if in_parts else self.layout)
 
     def attention(
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
@@ -190,57 +188,6 @@ class Maker:
             Weight([Part(f"{at}.conv.weight", (channels, 1, taps), 0, *cut)], self.dtype, self.device),
             Weight([Part(f"{at}.conv.bias", (channels,), 0, *cut)], self.dtype, self.device) if bias else None,
             self.row_linear(f"{at}.out_proj", channels, channels, channels, bias=bias),
-        )
-
-    def delta_net(
-        self, at: str, hidden: int, heads: DeltaHeads, taps: int, eps: float, state: torch.dtype, *, fused: bool = False
-    ) -> GatedDeltaNet:
-        """at: the name before `.in_proj_qkv`, `.in_proj_z`, `.in_proj_b`, `.in_proj_a`, `.conv1d`, `.A_log`,
-        `.dt_bias`, `.norm` and `.out_proj`.   heads: over all ranks.   state: the dtype of its matrices.   fused: the
-        checkpoint has `.in_proj_qkvz` and `.in_proj_ba` in their place, key head by key head."""
-        whole = heads
-        of_keys = self.layout.share(whole.key_heads, f"key heads of {at}")
-        of_values = self.layout.share(whole.value_heads, f"value heads of {at}")
-        own = replace(whole, key_heads=whole.key_heads // of_keys[0], value_heads=whole.value_heads // of_values[0])
-        sizes = {"q": (whole.key_size, of_keys), "k": (whole.key_size, of_keys), "v": (whole.value_size, of_values)}
-
-        def by_head(name: str) -> Weight:
-            return Weight([Part(f"{at}.{name}", (whole.value_heads,), 0, *of_values)], torch.float32, self.device)
-
-        def mixed(name: str, *shape: int) -> Part:
-            parts = [Part(f"{at}.{name}.{n}", (size, *shape), 0, *cut) for n, (size, cut) in sizes.items()]
-            return Part.of_fused(f"{at}.{name}", parts)
-
-        def rows(name: str, size: int) -> Part:
-            return Part(f"{at}.{name}", (size, hidden), 0, *of_values)
-
-        keeps = (
-            StatePart(WINDOW, (taps, own.channels), self.dtype),
-            StatePart(MATRIX, (own.value_heads, own.key_width, own.value_width), state, sums=True),
-        )
-
-        def of_groups(name: str, size: int) -> list[Part]:
-            return [Part(f"{at}.{name}", (size, hidden), 0, *of_keys)]
-
-        into = [mixed("in_proj_qkv", hidden), rows("in_proj_z", whole.value_size)]
-        rates = [rows(f"in_proj_{n}", whole.value_heads) for n in "ba"]
-        if fused:
-            into = of_groups("in_proj_qkvz", whole.channels + whole.value_size)
-            rates = of_groups("in_proj_ba", 2 * whole.value_heads)
-        convolution = replace(mixed("conv1d", 1, taps), name=f"{at}.conv1d.weight")
-        return GatedDeltaNet(
-            at,
-            RecurrentForm(keeps),
-            own,
-            self._linear(into, bias=False),
-            self._linear(rates, bias=False),
-            Weight([convolution], self.dtype, self.device),
-            by_head("A_log"),
-            by_head("dt_bias"),
-            Weight([Part(f"{at}.norm.weight", (whole.value_width,))], self.dtype, self.device),
-            eps,
-            self.row_linear(f"{at}.out_proj", hidden, whole.value_size, whole.value_heads),
-            fused,
         )
 
     def moe(
@@ -323,7 +270,8 @@ class Maker:
             self.rope_tables[rope, width] = rope_table(rope, width, self.positions, self.device)
         return list(self.rope_tables).index((rope, width))
 
-    def _linear(self, parts: list[Part], bias: bool, summed: Layout | None = None) -> Linear:
+    def fused_linear(self, parts: list[Part], bias: bool = False, summed: Layout | None = None) -> Linear:
+        """Fuses parts of a checkpoint's tensors, one below the other, as they are cut already."""
         scheme = self._scheme(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None

@@ -47,6 +47,7 @@ CATALOG: dict[str, Served] = {
     "mixtral": Served("Mixtral 8x7B, 8x22B", _GPU, notes=_EXPERTS),
     "olmo2": Served("OLMo 2", _GPU),
     "olmo3": Served("OLMo 3", _GPU),
+    "olmo_hybrid": Served("OLMo Hybrid 7B"),
     "olmoe": Served("OLMoE", _GPU, notes=_EXPERTS),
     "phi3": Served("Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini", _GPU, notes="max_model_len decides on longrope's factors"),
     "qwen2": Served("Qwen1.5, Qwen2, Qwen2.5", _GPU),

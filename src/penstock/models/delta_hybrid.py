@@ -17,6 +17,7 @@ from penstock.models.rope_keys import read_rope
 
 if TYPE_CHECKING:
     from penstock.layers.block import Block
+    from penstock.layers.delta_maker import Tensors
     from penstock.layers.maker import Maker
     from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
@@ -69,20 +70,22 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
         "qkv_bias": bias,
         "o_bias": bias,
         "attends": tuple(kind == "full_attention" for kind in types),
-        "delta": _heads(keys),
+        "delta": read_heads(keys, DeltaHeads(16, 32, 128, 128)),
         "state_dtype": state,
         "taps": keys.count("linear_conv_kernel_dim", 4, low=2, high=MOST_TAPS),
     }
 
 
-def _heads(keys: Keys) -> DeltaHeads:
-    key_heads, value_heads = (
-        keys.count(f"linear_num_{name}_heads", count, high=MOST_HEADS) for name, count in (("key", 16), ("value", 32))
-    )
-    widths = (keys.count(f"linear_{name}_head_dim", 128, high=MOST_WIDTH) for name in ("key", "value"))
+def read_heads(keys: Keys, absent: DeltaHeads) -> DeltaHeads:
+    """Reads the heads of a delta rule. absent: where nothing says."""
+    key_heads = keys.count("linear_num_key_heads", absent.key_heads, high=MOST_HEADS)
+    value_heads = keys.count("linear_num_value_heads", absent.value_heads, high=MOST_HEADS)
+    key_width = keys.count("linear_key_head_dim", absent.key_width, high=MOST_WIDTH)
     if value_heads % key_heads:
         raise keys.fail(f"linear_num_value_heads ({value_heads}) is no multiple of linear_num_key_heads ({key_heads})")
-    return DeltaHeads(key_heads, value_heads, *widths)
+    return DeltaHeads(
+        key_heads, value_heads, key_width, keys.count("linear_value_head_dim", absent.value_width, high=MOST_WIDTH)
+    )
 
 
 def read_hybrid_experts(keys: Keys, experts: int, each: int, *, renormalise: bool) -> dict[str, Any]:
@@ -96,8 +99,8 @@ def read_hybrid_experts(keys: Keys, experts: int, each: int, *, renormalise: boo
     }
 
 
-def build_with_experts(config: DeltaMoeConfig, make: Maker, *, fused: bool = False) -> Decoder:
-    """Makes the model, its weights not filled. fused: as `Maker.delta_net` takes it."""
+def build_with_experts(config: DeltaMoeConfig, make: Maker, *, tensors: Tensors = "split") -> Decoder:
+    """Makes the model, its weights not filled. tensors: as `make_delta_net` takes them."""
     c, hidden = config, config.hidden_size
 
     def feed_forward(layer: int, at: str) -> FeedForward:
@@ -106,16 +109,18 @@ def build_with_experts(config: DeltaMoeConfig, make: Maker, *, fused: bool = Fal
         shared = make.shared_expert(f"{at}.shared_expert", hidden, c.shared_size, gate=f"{at}.shared_expert_gate")
         return make.moe(at, hidden, c.expert_size, c.experts, c.routing, shared=shared)
 
-    return build_hybrid(config, make, feed_forward, fused=fused)
+    return build_hybrid(config, make, feed_forward, tensors=tensors)
 
 
 def build_hybrid(
-    config: DeltaConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward], *, fused: bool = False
+    config: DeltaConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward], *, tensors: Tensors = "split"
 ) -> Decoder:
-    """Makes the decoder. feed_forward: layer, the name of its part -> the part."""
+    """Makes the decoder. feed_forward: layer, the name of its part -> the part.   tensors: as `make_delta_net`
+    takes them."""
     import torch
 
     from penstock.layers.decoder_layer import DecoderLayer
+    from penstock.layers.delta_maker import make_delta_net
     from penstock.layers.maker import Heads
     from penstock.models.decoder import Decoder
 
@@ -134,9 +139,8 @@ def build_hybrid(
                 out_bias=c.o_bias,
             )  # fmt: skip
         else:
-            mixer = make.delta_net(
-                f"{at}.linear_attn", hidden, c.delta, c.taps, c.rms_norm_eps, getattr(torch, c.state_dtype), fused=fused
-            )
+            state = getattr(torch, c.state_dtype)
+            mixer = make_delta_net(make, f"{at}.linear_attn", hidden, c.delta, c.taps, c.rms_norm_eps, state, tensors)
         between = norm(f"{at}.post_attention_layernorm")
         return DecoderLayer(norm(f"{at}.input_layernorm"), mixer, between, feed_forward(number, f"{at}.mlp"))
 

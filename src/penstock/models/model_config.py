@@ -46,6 +46,7 @@ class ModelConfig:
     quantization: StoredQuantization | None = None  # how the checkpoint's matrices are stored; None: in floats
     text_part: TextOfWhole | None = None  # of a multimodal checkpoint
     left_out: tuple[str, ...] = ()  # how tensors begin that a checkpoint has for what is not served: drafting heads
+    renames: tuple[tuple[str, str], ...] = ()  # parts of tensors' names that a checkpoint may have, and ours for them
     eos_ids: tuple[int, ...] = ()  # config.json's; generation_config.json's come first: see `end_ids`
 
 

@@ -26,4 +26,4 @@ def read(keys: Keys, named: dict[str, Any]) -> DeltaMoeConfig:
 
 def build(config: DeltaMoeConfig, make: Maker) -> Decoder:
     """Makes the model, its weights not filled."""
-    return build_with_experts(config, make, fused=True)
+    return build_with_experts(config, make, tensors="by_head")

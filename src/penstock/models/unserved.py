@@ -22,7 +22,7 @@ WHY: dict[str, tuple[str, ...]] = {
         "zamba2",
     ),
     LINEAR: (
-        "bailing_hybrid", "kimi_linear", "minimax", "olmo_hybrid", "recurrent_gemma", "rwkv",
+        "bailing_hybrid", "kimi_linear", "minimax", "recurrent_gemma", "rwkv",
     ),
     VISION: (
         "gemma3n", "gemma4", "gemma4_unified", "idefics3", "internvl", "kimi_vl", "llama4", "llava", "llava_next",

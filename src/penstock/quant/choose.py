@@ -16,7 +16,13 @@ from penstock.quant.write_compressed import MadeKind
 SchemeOf = Callable[[str], Scheme]  # a matrix's name in the checkpoint, without `.weight` -> how it lies there
 
 ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")  # the last weighs one expert
-RATES = (".in_proj_a", ".in_proj_b", ".in_proj_ba")  # of a gated delta rule: a head's decay and rate
+RATES = (
+    ".in_proj_a",
+    ".in_proj_b",
+    ".in_proj_ba",
+    ".linear_attn.a_proj",
+    ".linear_attn.b_proj",
+)  # of a gated delta rule: a head's decay and rate
 MADE: dict[MadeKind, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4)}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,20 @@ def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> dict[str, En
         return entries
     ours = {name: part.ours(name) for name in entries}
     return {own: replace(entries[name], name=own, stored=name) for name, own in ours.items() if own is not None}
+
+
+def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> dict[str, Entry]:
+    """Returns the tensors by our names, where a checkpoint has other parts in theirs. CheckpointError for two of one
+    name."""
+    found: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        own = name
+        for theirs, ours in renames:
+            own = own.replace(f".{theirs}.", f".{ours}.")
+        if own in found:
+            raise CheckpointError(f"{entry.shard} holds tensor {shown(name)}, which is there as {own!r} too: {AGAIN}")
+        found[own] = entry if own == name else replace(entry, name=own, stored=entry.stored or name)
+    return found
 
 
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # one above the other

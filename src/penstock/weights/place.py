@@ -19,7 +19,7 @@ from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
 from penstock.quant.weight import FLOATS, Expected, Part, Weight
 from penstock.weights.adapter import Adapter
-from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, shown, unstacked
+from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, renamed, shown, unstacked
 from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
@@ -41,7 +41,9 @@ def find_weights(
         print(
             f"penstock: {folder}: its layers that predict more tokens (mtp) are left out", file=sys.stderr, flush=True
         )
-    entries = unstacked(entries, {part.name for weight in model.weights() for part in weight.parts})
+    entries = unstacked(
+        renamed(entries, model.config.renames), {part.name for weight in model.weights() for part in weight.parts}
+    )
     _check(entries, model, folder)
     return entries
 

@@ -35,7 +35,7 @@ def delta_rule(
     v = v.view(-1, h.value_heads, h.value_width)
     wide = rates.float()
     rate, step = wide[:, : h.value_heads], wide[:, h.value_heads :] + weights.step_bias
-    rate = over_sigmoid(torch.ones_like(rate), rate)
+    rate = over_sigmoid(torch.full_like(rate, weights.most_rate), rate)
     decay = weights.decay * torch.where(step > STEEP, step, step.clamp_max(STEEP).exp().log1p())  # logarithms
     out = torch.empty_like(v)
     if rows:

@@ -79,8 +79,8 @@ def _inverse(system, PRECISION: tl.constexpr):
 @triton.jit(do_not_specialize=["rows", "chunks"])
 def _blocks(
     mixed, rates, decay, step_bias, start, new_k, new_v, scores, to_q, to_k, totals, rows, chunks, scale, unit_eps,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr,
-    VALUES: tl.constexpr, PRECISION: tl.constexpr,
+    most_rate, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program a block and value head. Writes, for each token: its key and value behind the inverse (new_k, new_v),
     its scores with the block's tokens, what q and k are multiplied by later, the logarithm of decays since the block
@@ -101,7 +101,7 @@ def _blocks(
         dtype = mixed.dtype.element_ty
         q, k = (q * q_scale[:, None]).to(dtype), (k * k_scale[:, None]).to(dtype)
         of_rate = rates + (rows + at) * (2 * VALUE_HEADS) + head
-        rate = 1.0 / (1.0 + tl.exp(-tl.load(of_rate, mask=there, other=0.0).to(tl.float32)))
+        rate = most_rate / (1.0 + tl.exp(-tl.load(of_rate, mask=there, other=0.0).to(tl.float32)))
         rate = tl.where(there, rate, 0.0)
         step = tl.load(of_rate + VALUE_HEADS, mask=there, other=0.0).to(tl.float32)
         left = log_decay(step, tl.load(step_bias + head), tl.load(decay + head))
@@ -209,7 +209,7 @@ def delta_chunks(
     shape = {"KEY_HEADS": h.key_heads, "VALUE_HEADS": h.value_heads, "KEY": h.key_width, "VALUE": h.value_width}
     _blocks[(tokens // BLOCK.value + chunks, h.value_heads)](
         mixed, rates, w.decay, w.step_bias, start, new_k, new_v, scores, to_q, to_k, totals, rows, chunks,
-        h.key_width**-0.5, NORM_EPS, **shape, KEYS=keys, VALUES=values, PRECISION=exact,
+        h.key_width**-0.5, NORM_EPS, w.most_rate, **shape, KEYS=keys, VALUES=values, PRECISION=exact,
         num_warps=warps, num_stages=1,
     )  # fmt: skip
     answers, part = empty(h.value_size), min(part, values)

@@ -24,7 +24,7 @@ _WARPS = 8
 @triton.jit
 def _rows(
     given, rates, taps, decay, step_bias, norm, window, matrix, slots, folds, positions, out, window_stride,
-    matrix_stride, stride, eps, scale, unit_eps, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    matrix_stride, stride, eps, scale, unit_eps, most_rate, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
     KEY: tl.constexpr, VALUE: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -46,7 +46,7 @@ def _rows(
     q = (q * (tl.rsqrt(tl.sum(q * q, axis=0) + unit_eps) * scale))[:, None]
     k = (k * tl.rsqrt(tl.sum(k * k, axis=0) + unit_eps))[:, None]
     of_head = rates + row * 2 * VALUE_HEADS + head
-    rate = 1.0 / (1.0 + tl.exp(-tl.load(of_head).to(tl.float32)))
+    rate = most_rate / (1.0 + tl.exp(-tl.load(of_head).to(tl.float32)))
     step = tl.load(of_head + VALUE_HEADS).to(tl.float32)
     left = tl.exp(log_decay(step, tl.load(step_bias + head), tl.load(decay + head)))
     held = matrix + slot * matrix_stride + head * (KEY * VALUE) + lane[:, None] * VALUE + lane[None, :]
@@ -79,7 +79,7 @@ def delta_rule(
         _rows[(rows, h.value_heads)](
             given, rates, w.taps, w.decay, w.step_bias, w.norm, window, matrix, states.slots,
             states.folds.view(torch.uint8), inputs.positions, out, window.stride(0), matrix.stride(0),
-            given.stride(0), w.eps, h.key_width**-0.5, NORM_EPS,
+            given.stride(0), w.eps, h.key_width**-0.5, NORM_EPS, w.most_rate,
             KEY_HEADS=h.key_heads, VALUE_HEADS=h.value_heads, KEY=h.key_width, VALUE=h.value_width, WIDTH=width,
             TAPS=w.taps.shape[1], num_warps=max(1, min(_WARPS, width * width // 2048)),
         )  # fmt: skip

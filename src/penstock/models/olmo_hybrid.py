@@ -1,0 +1,105 @@
+"""OLMo Hybrid: gated delta rule in Llama's order of norms, every fourth layer OLMo 3's, whose heads may be rotated by
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.kernels.delta_rule import DeltaHeads
+from penstock.layers.rope_config import RopeConfig
+from penstock.models.delta_hybrid import KINDS, MOST_TAPS, DeltaConfig, read_heads
+from penstock.models.dense import listed_types, read_dense
+from penstock.models.keys import Keys
+from penstock.models.olmo2 import NORMS
+from penstock.models.rope_keys import read_rope
+
+if TYPE_CHECKING:
+    from penstock.layers.block import Block
+    from penstock.layers.maker import Maker
+    from penstock.models.decoder import Decoder
+
+ARCHITECTURE = "OlmoHybridForCausalLM"
+NORM_EPS = 1e-5  # of the delta rule's own norm, whatever the config says of others
+# As it is published, and as transformers calls them.
+RENAMES = (("attention_layer_norm", "input_layernorm"), ("feedforward_layer_norm", "post_attention_layernorm"))
+# How weights were drawn once, which nothing reads.
+_DRAWN = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OlmoHybridConfig(DeltaConfig):
+    """most_rate: what the sigmoids of rates are multiplied by."""
+
+    most_rate: float
+
+
+def read(keys: Keys, named: dict[str, Any]) -> OlmoHybridConfig:
+    """Reads config.json."""
+    for name in _DRAWN:
+        keys.take(name, None)
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True, rope_of=_rope)
+    layers, heads = fields["num_layers"], fields["heads"]
+    types = listed_types(keys, layers, KINDS)
+    attends = [layer % 4 == 3 for layer in range(layers)] if types is None else [kind == KINDS[1] for kind in types]
+    if types is None and not any(attends):
+        attends[-1] = True
+    bias, width = keys.flag("attention_bias"), int(0.75 * fields["hidden_size"] / heads)
+    return OlmoHybridConfig(
+        **fields | NORMS,
+        windows=(None,) * layers,
+        renames=RENAMES,
+        qkv_bias=bias,
+        o_bias=bias,
+        attends=tuple(attends),
+        delta=read_heads(keys, DeltaHeads(heads, heads, width, 2 * width)),
+        state_dtype="float32",
+        taps=keys.count("linear_conv_kernel_dim", 4, low=2, high=MOST_TAPS),
+        most_rate=2.0 if keys.flag("linear_allow_neg_eigval", True) else 1.0,
+    )
+
+
+def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
+    """Reads the rope; one whose base is given as null rotates nothing."""
+    given = keys.rest.get("rope_parameters")
+    if isinstance(given, dict) and "rope_theta" in given and given["rope_theta"] is None:
+        keys.past(rope_parameters={"rope_theta": None, "rope_type": "default"})
+        return RopeConfig(theta=1.0, kind="none")
+    return read_rope(keys, positions, width)
+
+
+def build(config: OlmoHybridConfig, make: Maker) -> Decoder:
+    """Makes the model, its weights not filled."""
+    import torch
+
+    from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer
+    from penstock.layers.delta_maker import make_delta_net
+    from penstock.layers.maker import Heads
+    from penstock.layers.norm import Norm
+    from penstock.models.decoder import Decoder
+
+    c, hidden, eps = config, config.hidden_size, config.rms_norm_eps
+    shape = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim)
+
+    def norm(name: str) -> Norm:
+        return make.norm(f"{name}.weight", hidden, eps, wide=True)
+
+    def layer(number: int, attends: bool) -> Block:
+        at = f"model.layers.{number}"
+        mlp = make.mlp(f"{at}.mlp", hidden, c.intermediate_size)
+        if not attends:
+            state = getattr(torch, c.state_dtype)
+            mixer = make_delta_net(
+                make, f"{at}.linear_attn", hidden, c.delta, c.taps, NORM_EPS, state, "apart", most_rate=c.most_rate
+            )
+            return DecoderLayer(norm(f"{at}.input_layernorm"), mixer, norm(f"{at}.post_attention_layernorm"), mlp)
+        names = [f"{at}.self_attn.{n}_norm" for n in "qk"]
+        attention = make.attention(
+            f"{at}.self_attn", hidden, shape, c.rope, qkv_bias=c.qkv_bias, out_bias=c.o_bias,
+            between=make.whole_norms(names, shape, eps, wide=True),
+        )  # fmt: skip
+        behind = norm(f"{at}.post_feedforward_layernorm")
+        return NormsBehindLayer(attention, norm(f"{at}.post_attention_layernorm"), mlp, behind)
+
+    return Decoder(config, make, [layer(*each) for each in enumerate(c.attends)], norm("model.norm"))

@@ -54,8 +54,8 @@ def test_the_readmes_server_can_be_pasted() -> None:
             serving.terminate()
             assert serving.stderr is not None
             said = serving.stderr.read()
-    for word in (
-        " in bfloat16 on " if " in bfloat16 on " in said else " in float32 on ", "penstock: loads ", "KV tokens", "rows and contexts of", f"listens on http://127.0.0.1:{port}, keys: none, for this machine alone",
-    ):  # fmt: skip
+    where = f"listens on http://127.0.0.1:{port}, keys: none, for this machine alone"
+    for word in ("penstock: loads ", "KV tokens", "rows and contexts of", where):
         assert sum(word in line for line in said.splitlines()) >= 1, (word, said)
+    assert re.search(r"penstock: loads \S+ in (bfloat16|float32) on cpu\n", said), said
     assert re.search(r"penstock: weights (\d+) of \1, in ", said), said

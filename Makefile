@@ -42,6 +42,13 @@ REAL := $(VENV)/real.stamp
 WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 endif
 
+# How to go on behind the demo: what was set up is on no PATH.
+ifeq ($(origin PY),command line)
+GO_ON := "go on with: PYTHONPATH=src $(PY) -m penstock serve demo"
+else
+GO_ON := "go on with: source $(VENV)/bin/activate && penstock serve demo    (or $(VENV)/bin/penstock serve demo)"
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help setup packaging demo test test-cpus check lint types laws almanac bench reliability soak real docs
 
@@ -54,6 +61,7 @@ packaging: $(PACKAGING)
 
 demo: $(RUNTIME)
 	$(PY) -m penstock demo $(DEMO)
+	@echo $(GO_ON)
 
 test: $(DEVELOPMENT)
 	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(WORKERS) $(TESTS)

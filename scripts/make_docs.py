@@ -112,7 +112,9 @@ def _table(rows: list[tuple[str, Any]]) -> str:
 
 def _help(parameter: Any) -> str:
     told = _one_line(parameter.help or "")
-    return f"{told} `{parameter.envvar}` in the environment says it too." if parameter.envvar else told
+    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+    said = ", else ".join(f"`{name}`" for name in names)
+    return f"{told} {said} in the environment says it too." if names else told
 
 
 def _metavar(argument: Any) -> str:

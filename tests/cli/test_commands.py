@@ -142,7 +142,7 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
     broken.write_text('{"question": "q", "answer": "#### 1"}\n{"question": "r", "answer": "none"}\n')
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": 1, "prompt": "x"}\n')
-    kept, few = [str(tmp_path / "kept.jsonl")], ["--kv-cache-tokens", "64", "--device", "cpu"]
+    kept, few = [str(tmp_path / "kept.jsonl")], ["--model", "demo", "--kv-cache-tokens", "64", "--device", "cpu"]
     cases = {
         "temperature must be between": ["monkeys", "demo", *problems, *out, "--temperature", "-1"],
         "n must be between": ["monkeys", "demo", *problems, *out, "--n", "0"],
@@ -153,8 +153,15 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
         "row 2: answer doesn't end in": ["monkeys", "demo", "--problems", str(broken), *out],
         "no file": ["monkeys", "demo", "--problems", str(tmp_path / "none.jsonl"), *out],
         "--out /proc/none/out cannot be made": ["monkeys", "demo", *problems, "--out", "/proc/none/out"],
-        "--kv-cache-tokens (64) holds no sequence of --max-model-len": ["run", str(rows), *kept, *few],
-        "is no folder": ["run", str(rows), str(tmp_path / "none" / "out.jsonl")],
+        "--kv-cache-tokens (64) holds no sequence of --max-model-len": [
+            "run",
+            str(rows),
+            "--model",
+            "demo",
+            *kept,
+            *few,
+        ],
+        "is no folder": ["run", "--model", "demo", str(rows), str(tmp_path / "none" / "out.jsonl")],
         "there is no folder": ["run", str(rows), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "model")],
         "'int3' is not one of 'auto', 'bfloat16'": ["doctor", "--dtype", "int3"],
         "an empty path stands for --out:": ["demo", "--out", ""],
@@ -248,13 +255,13 @@ def test_run_killed_with_the_real_model(tmp_path: Path) -> None:
             row = {"id": i, "prompt": f"Question: {question}\nAnswer:", "n": 2, "max_tokens": 32, "stop": ["Question:"]}
             file.write(json.dumps(row) + "\n")
         file.write(json.dumps({"id": "long", "prompt": "word " * 4000}) + "\n")
-    child = start("run", str(source), str(out), "--max-num-seqs", "6", *EXACT)
+    child = start("run", str(source), str(out), "--model", "demo", "--max-num-seqs", "6", *EXACT)
     wait_for_lines(child, out, 6)
     child.send_signal(signal.SIGKILL)
     child.communicate()
     before = len(rows_of(out))
-    assert penstock("run", str(source), str(out), *EXACT)[0] == 0
-    assert penstock("run", str(source), str(whole), "--max-num-seqs", "16", *EXACT)[0] == 0
+    assert penstock("run", str(source), str(out), "--model", "demo", *EXACT)[0] == 0
+    assert penstock("run", str(source), str(whole), "--model", "demo", "--max-num-seqs", "16", *EXACT)[0] == 0
     assert rows_of(out) == rows_of(whole)
     assert 6 <= before <= len(rows_of(out)) == 15
     assert "2304" in str(rows_of(out)["long"]["error"])
@@ -265,7 +272,7 @@ def test_run_of_nothing_but_errors_fails(tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": i, "prompt": "word " * 4000}) + "\n" for i in range(2)))
     for said in ("2 of them with an error", "nothing was left to do"):
-        code, _, err = penstock("run", str(source), str(out), *EXACT)
+        code, _, err = penstock("run", str(source), str(out), "--model", "demo", *EXACT)
         assert code == 2 and said in err and "penstock: no row could be run; the first because" in err, err
     assert set(rows_of(out)) == {0, 1}
 

@@ -112,7 +112,18 @@ def test_no_triton(tmp_path: Path, raised: str, way_out: str) -> None:
     (tmp_path / "triton").mkdir()
     (tmp_path / "triton" / "__init__.py").write_text(f"raise {raised}('libtriton is not what it was'{told})\n")
     (tmp_path / "in.jsonl").write_text('{"id": 1, "prompt": "1 + 1 ="}\n')
-    command = [sys.executable, "-m", "penstock", "run", "in.jsonl", "out.jsonl", "--max-num-seqs", "16"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "run",
+        "in.jsonl",
+        "out.jsonl",
+        "--model",
+        "demo",
+        "--max-num-seqs",
+        "16",
+    ]
     command += ["--max-model-len", "256", *way_out.split()]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)

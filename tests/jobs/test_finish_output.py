@@ -89,3 +89,27 @@ def test_what_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "prompt": [b"bytes"]}), source)
     with pytest.raises(UsageError, match=r"row 1 of .* holds what JSON has no word for .*bytes"):
         run_file(source, tmp_path / "other.parquet", Config(), opener(FakeLLM()))
+
+
+def test_carried_columns_have_their_types(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    extra = [
+        {"answer": 1, "score": 1, "mixed": 1, "right": True, "text": "a", "metadata": {"k": [1]}},
+        {"answer": 2, "score": 0.5, "mixed": "b", "right": None, "text": "\ud800"},
+    ]
+    source.write_text("".join(json.dumps({"id": i, "prompt": "p", **more}) + "\n" for i, more in enumerate(extra)))
+    run_file(source, out, Config(), opener(FakeLLM()), ("answer", "score", "mixed", "right", "text"))
+    found = sorted(pq.ParquetFile(out).read().to_pylist(), key=lambda row: row["id"])
+    names = ("answer", "score", "mixed", "right", "text", "metadata")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        (1, 1.0, "1", True, "a", '{"k": [1]}'), (2, 0.5, "b", None, "\\ud800", None),
+    ]  # fmt: skip
+
+
+def test_the_plain_copy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl.gz"
+    source.write_text('{"id": 1, "prompt": "x"}\n')
+    run_file(source, out, Config(), opener(FakeLLM()))
+    assert f"{out}.jsonl and {out.name}.jsonl.journal may be deleted" in capsys.readouterr().err
+    run_file(source, tmp_path / "plain.jsonl", Config(), opener(FakeLLM()))
+    assert "deleted" not in capsys.readouterr().err

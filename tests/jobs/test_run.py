@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +19,7 @@ from penstock.cli import main
 from penstock.config import Config
 from penstock.errors import JournalError, UsageError
 from penstock.jobs import run as run_room
-from penstock.jobs.input_rows import LONGEST_ID
+from penstock.jobs.input_rows import LONGEST_CARRIED, LONGEST_ID, kept_columns
 from penstock.jobs.open_llm import OpenLLM
 from penstock.jobs.run import run_file
 from penstock.llm import Finished, Prompt
@@ -197,8 +199,70 @@ def must_not_open(config: Config) -> None:
 def test_fail_on_error_is_an_exit_code(
     failed: int, asked: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_room, "run_file", lambda source, out, config, engine: run_room.RunOutcome(5, failed=failed))
-    monkeypatch.setattr("sys.argv", ["penstock", "run", "in", "out", *(["--fail-on-error"] if asked else [])])
+    monkeypatch.setattr(run_room, "run_file", lambda *given: run_room.RunOutcome(5, failed=failed))
+    monkeypatch.setattr(
+        "sys.argv", ["penstock", "run", "in", "out", "--model", "demo", *(["--fail-on-error"] if asked else [])]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert (ended.value.code or 0) == code
+
+
+def test_metadata_and_kept_columns_go_through(tmp_path: Path) -> None:
+    told = {"any": [1, None, {"x": "é"}]}
+    rows = [
+        {"id": "a", "prompt": "x", "metadata": told, "answer": 7, "n": 2},
+        {"id": "long", "prompt": "x" * (CONTEXT + 1), "metadata": "text"},
+        {"id": "none", "prompt": "z"},
+        {
+            "custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "answer": None,
+            "body": {"messages": [{"role": "user", "content": "y"}], "model": "m", "metadata": {"k": "v"}},
+        },
+    ]  # fmt: skip
+    source, llm = write(tmp_path / "in.jsonl", rows), FakeLLM()
+    run_file(source, tmp_path / "out.jsonl", Config(), opener(llm), ("prompt", "answer"))
+    out = read(tmp_path / "out.jsonl")
+    assert out["a"] == {"id": "a", "outputs": out["a"]["outputs"], "prompt": "x", "answer": 7, "metadata": told}
+    assert out["long"].keys() == {"id", "error", "prompt", "metadata"} and out["long"]["metadata"] == "text"
+    assert out["none"].keys() == {"id", "outputs", "prompt"}
+    assert out["c"].keys() == {"id", "outputs", "answer", "metadata"} and out["c"]["metadata"] == {"k": "v"}
+    with pytest.raises(JournalError):  # other columns are another run
+        run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()), ("answer", "prompt", "n"))
+    assert run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()), ("answer", "prompt")).done == 0
+
+
+def test_what_cannot_go_through_is_named(tmp_path: Path) -> None:
+    rows = [{"id": 1, "prompt": "x", "answer": 3}]
+    source = write(tmp_path / "in.jsonl", rows)
+    with pytest.raises(UsageError, match="answer"):  # as ever: an unknown field that nobody keeps
+        run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()))
+    write(source, [{"id": 1, "prompt": "x", "metadata": "m" * (LONGEST_CARRIED - len('{"metadata": ""}'))}])
+    assert run_file(source, tmp_path / "fits.jsonl", Config(), opener(FakeLLM())).done == 1
+    write(source, [{"id": 1, "prompt": "x", "metadata": "m" * LONGEST_CARRIED}])
+    with pytest.raises(UsageError, match=r"row 1: metadata of this row has .* characters of JSON, and at most"):
+        run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()))
+    for told in ("id", "outputs,answer", "error", "metadata", "a,,b", ""):
+        with pytest.raises(UsageError, match="--keep takes names"):
+            kept_columns(told)
+
+
+def test_rows_from_standard_input_and_to_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    source = write(tmp_path / "in.jsonl", many(20))
+    run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()))
+    for data in (source.read_bytes(), gzip.compress(source.read_bytes())):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        capfdbinary.readouterr()
+        outcome = run_file(Path("-"), Path("-"), Config(), opener(FakeLLM()))
+        shown, said = capfdbinary.readouterr()
+        (tmp_path / "shown.jsonl").write_bytes(shown)
+        assert outcome.done == 20 and read(tmp_path / "shown.jsonl") == read(tmp_path / "out.jsonl")
+        assert b"all 20 are in standard output" in said
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes())))
+    assert run_file(Path("-"), tmp_path / "out.jsonl", Config(), opener(FakeLLM())).done == 0, "the same rows go on"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes())))
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_file(Path("-"), Path("-"), Config(), opener(FakeLLM(dies_after=4)))
+    assert "goes on" not in str(stopped.value) and "were done" in str(stopped.value)
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", "out.jsonl.journal", "shown.jsonl"}

@@ -54,14 +54,44 @@ def test_a_hub_id_in_the_cache_needs_no_network(offline: Path) -> None:
     assert find_model("owner/name") == folder
     assert find_model("owner/name", "main") == folder
     assert find_model("owner/name", COMMIT) == folder
-    with pytest.raises(CheckpointError, match="hub cannot be reached"):
-        find_model("owner/name", "other-branch")
+    for revision, more in (("other-branch", []), ("v2", ["b" * 40, "c" * 40])):
+        for commit in more:
+            (folder.parent / commit).mkdir()
+        with pytest.raises(CheckpointError) as caught:
+            find_model("owner/name", revision)
+        said = str(caught.value)
+        assert f"HF_HUB_OFFLINE keeps owner/name at revision {revision} from being fetched: unset it" in said
+        assert said.endswith(f"cached of it: {', '.join([f'main ({COMMIT[:12]})', *more])}")
+
+
+def test_an_endpoint_that_is_not_there_is_named(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cached(offline, "owner/name")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+    def fail(raised: Exception) -> str:
+        def download(*args: Any, **options: Any) -> str:
+            raise raised
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        with pytest.raises(CheckpointError) as caught:
+            find_model("owner/name", "v9")
+        return str(caught.value)
+
+    named, cached = "http://127.0.0.1:9 (by HF_ENDPOINT)", f"cached of it: main ({COMMIT[:12]})"
+    said = fail(errors.LocalEntryNotFoundError("x"))
+    assert f"{named} cannot be reached to fetch owner/name at revision v9: check HF_ENDPOINT" in said and cached in said
+    said = fail(errors.RevisionNotFoundError("404", response=_response(404)))
+    assert f"{named} has no revision 'v9' of owner/name" in said and said.endswith(cached)
+    assert f"no such model on {named}" in fail(errors.RepositoryNotFoundError("404", response=_response(404)))
+    assert f"cannot be downloaded from {named}" in fail(ConnectionResetError(errno.ECONNRESET, "reset"))
 
 
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("owner/absent", "there is no folder 'owner/absent' here, and the hub cannot be reached"),
+        ("owner/absent", "HF_HUB_OFFLINE keeps owner/absent from being fetched: unset it, give a folder"),
+        ("owner/absent", "; nothing of owner/absent is in the cache"),
         ("/no/such/folder", "there is no folder '/no/such/folder'"),
         ("", "there is no folder ''"),
         ("owner name", "neither a folder here nor a hub id"),

@@ -15,8 +15,14 @@ batch_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Url = Annotated[str, typer.Option(envvar="PENSTOCK_URL", help="The server; it was started with --state-dir.")]
-Key = Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="Of a server that asks for one.")]
+Url = Annotated[
+    str,
+    typer.Option(envvar=["PENSTOCK_URL", "OPENAI_BASE_URL"], help="The server; it was started with --state-dir."),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(envvar=["PENSTOCK_API_KEY", "OPENAI_API_KEY"], help="Of a server that asks for one."),
+]
 Id = Annotated[str, typer.Argument(metavar="ID", help="What `penstock batch submit` printed.")]
 URL = "http://127.0.0.1:8000"
 

@@ -46,9 +46,9 @@ app.add_typer(deploy_app, name="deploy")
 add_build(app)
 add_simulate(app)
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo` for the model in the package.")
-]
+MODEL = typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo` for the model in the package.")
+Model = Annotated[str, MODEL]
+DEMO = "`demo` is the one in the package"
 On = Annotated[
     Literal["here", "ray"], typer.Option(help="Where the engines run: `ray` spreads the work over a Ray cluster.")
 ]
@@ -167,12 +167,23 @@ def monkeys(
 @engine_options()
 def run_command(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Rows with id and prompt or messages, or OpenAI's batch form. .gz too.")
+        Path,
+        typer.Argument(
+            metavar="IN",
+            help="Rows with id and prompt or messages, or OpenAI's batch form; .gz too; `-` is standard input.",
+        ),
     ],
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Rows with id and outputs; the same one goes on where it was.")
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="Rows with id and outputs; the same one goes on where it was. `-`: standard output, as rows end.",
+        ),
     ],
     *,
+    keep: Annotated[
+        str | None, typer.Option(help="Columns of IN that go through to OUT, as `prompt,answer`; metadata always does.")
+    ] = None,
     fail_on_error: Annotated[
         bool,
         typer.Option("--fail-on-error", help="End with 1 where a row of OUT has an error. Left out: only if all have."),
@@ -185,12 +196,15 @@ def run_command(
     """Run a file of prompts into a file of outputs.
 
     Files of any size, each id exactly once, through kills."""
+    from penstock.jobs.input_rows import kept_columns
     from penstock.jobs.run import run_file
 
-    engine = _engine_on(on, address, workers)
+    if "model" not in knobs:
+        raise UsageError(f"run has no model: say --model MODEL, a folder or a hub id; {DEMO}", param="model")
+    engine, columns = _engine_on(on, address, workers), kept_columns(keep)
 
     def job() -> None:
-        if run_file(source, out, Config.of(**knobs), engine).failed and fail_on_error:
+        if run_file(source, out, Config.of(**knobs), engine, columns).failed and fail_on_error:
             raise typer.Exit(1)
 
     stopped_by_sigterm(job)
@@ -213,7 +227,7 @@ def _engine_on(on: str, address: str | None, workers: int | None) -> OpenLLM:
 @app.command(cls=ServeCommand)
 @engine_options("model")
 def serve(
-    model: Model = "demo",
+    model: Annotated[str | None, MODEL] = None,
     *,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
@@ -311,6 +325,8 @@ def serve(
     knobs: dict[str, Any],
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
+    if model is None:
+        raise UsageError(f"serve has no model: say penstock serve MODEL, a folder or a hub id; {DEMO}", param="model")
     config = Config.of(model=model, **knobs)
     from penstock.server.openai.http_limits import HttpLimits
     from penstock.server.process.serve import serve as serve_http

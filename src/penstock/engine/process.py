@@ -8,6 +8,7 @@ open for as long as the parent lives: its end is ours. It knows the loop and the
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import threading
@@ -54,6 +55,7 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
     if start.cores:
         os.sched_setaffinity(0, start.cores)
     end = EngineEnd(start.addresses)
+    _say_what_loads()
     try:
         engine, facts = open(Config.of(**start.knobs))
         # What is loaded by now (torch's modules, the model) lives to the end. Looked through again in each full
@@ -72,6 +74,14 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
     finally:
         end.close()
     return 0
+
+
+def _say_what_loads() -> None:
+    """Has our own log, from `info` on, be lines on standard error: whoever started this process waits for it."""
+    ours, lines = logging.getLogger("penstock"), logging.StreamHandler()
+    lines.setFormatter(logging.Formatter("penstock: %(message)s"))
+    ours.addHandler(lines)
+    ours.setLevel(logging.INFO)
 
 
 def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:

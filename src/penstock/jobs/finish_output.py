@@ -20,6 +20,7 @@ from penstock.disk import write_whole
 from penstock.errors import JournalError
 from penstock.journal import journal_of
 
+_PLAIN = (str, int, float, bool)  # a carried column's values, where all are of one; else they are JSON, as text
 SUFFIXES = (".parquet", ".gz")
 ROW_GROUP = 4096  # rows
 
@@ -82,12 +83,33 @@ def _write_parquet(ledger: Path, file: BinaryIO) -> None:
         "outputs": pa.list_(pa.struct(output)),
         "error": pa.string(),
     }
-    schema = pa.schema(columns)
+    carried = _carried(ledger, set(columns))
+    kinds = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    schema = pa.schema(columns | {name: kinds.get(kind, pa.string()) for name, kind in carried.items()})
+    texts = {name for name, kind in carried.items() if kind not in kinds}
     with ParquetWriter(file, schema, compression="zstd") as writer:
         rows = _rows(ledger)
         while some := list(islice(rows, ROW_GROUP)):
             told = some if whole else [row | {"id": _text(row["id"])} for row in some]
+            told = [row | {name: _json(row[name]) for name in texts & row.keys()} for row in told] if texts else told
             writer.write_table(pa.Table.from_pylist(told, schema))
+
+
+def _carried(ledger: Path, own: set[str]) -> dict[str, type]:
+    """Returns the columns that rows carry beside OUT's own, with the type that all their values are of; object where
+    there is none."""
+    kinds: dict[str, set[type]] = {}
+    for row in _rows(ledger):
+        for name in row.keys() - own:
+            value = row[name]
+            fits = type(value) in _PLAIN and not (type(value) is int and abs(value) >= 2**63)
+            kinds.setdefault(name, set()).update({type(value) if fits else object} if value is not None else ())
+    told = {name: {float} if found == {int, float} else found for name, found in sorted(kinds.items())}
+    return {name: next(iter(found)) if len(found) == 1 else object for name, found in told.items()}
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else _text(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _text(key: str | int) -> str:

@@ -1,6 +1,6 @@
 """The rows that `penstock run` reads, made into prompts and sampling parameters: our own form, with SamplingParams'
-defaults ({"id", "prompt": text or ids, or "messages", and any field of SamplingParams or of a chat}), and OpenAI's
-batch form, read as a server's batch reads it ({"custom_id", "method", "url", "body"}).
+defaults ({"id", "prompt": text or ids, or "messages", "metadata", and any field of SamplingParams or of a chat}), and
+OpenAI's batch form, read as a server's batch reads it ({"custom_id", "method", "url", "body"}).
 
 It knows the forms, no engine. Whatever isn't served is refused by name; rows count from 1, and are lines.
 """
@@ -23,7 +23,7 @@ from penstock.almanac.samples import needs_pyarrow
 from penstock.errors import UsageError
 from penstock.key_set import KeySet
 from penstock.request import SamplingParams
-from penstock.server.openai.batch_line import BadRows, check_id, parse_line, read_request
+from penstock.server.openai.batch_line import BadRows, BatchLine, check_id, parse_line, read_request
 from penstock.server.openai.forms import ChatForm, CompletionForm, StopWhenForm, convert, reason_of
 from penstock.server.openai.prompt_ids import plain_messages
 from penstock.server.openai.translate import SamplingFacts
@@ -33,6 +33,8 @@ from penstock.text.chat import OPTIONS, check_messages, check_options
 Id = str | int
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs", "output_kind"}
 LONGEST_ID = 1 << 20  # characters: a journal's line has an end
+LONGEST_CARRIED = 1 << 20  # characters of JSON, of all that a row carries through to OUT
+OUTS_OWN = ("id", "outputs", "error", "metadata")  # fields of OUT's rows
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 # The form of a row of ours: what SamplingParams and a chat's options make of their values, they say themselves.
 OwnRow = msgspec.defstruct(
@@ -40,7 +42,7 @@ OwnRow = msgspec.defstruct(
     [
         ("id", Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_ID)] | int),
         ("prompt", str | TokenIds | None, None),
-        *((name, Any, None) for name in ("messages", *OPTIONS, *OWN_FIELDS)),
+        *((name, Any, None) for name in ("messages", "metadata", *OPTIONS, *OWN_FIELDS)),
     ],
     forbid_unknown_fields=True,
 )
@@ -77,7 +79,7 @@ NO_MODEL = ModelDefaults()
 @dataclass(slots=True)
 class Row:
     """One row, checked. Either prompt or messages is there. model: what a batch row names, for the record. chat: what
-    it says of `text.chat`. number: its line."""
+    it says of `text.chat`. number: its line. carried: its metadata and the columns to keep, which go through to OUT."""
 
     id: Id
     prompt: str | list[int] | None
@@ -86,6 +88,7 @@ class Row:
     model: str | None = None
     chat: dict[str, Any] = field(default_factory=dict)
     number: int = 0
+    carried: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -97,11 +100,23 @@ class Survey:
     models: list[str]
 
 
-def survey(path: Path, say: Callable[[int], None]) -> Survey:
+def kept_columns(told: str | None) -> tuple[str, ...]:
+    """Returns the names in `--keep a,b`. Raises UsageError for one that OUT has already."""
+    names = tuple(dict.fromkeys(name.strip() for name in told.split(","))) if told is not None else ()
+    for name in names:
+        if not name or name in OUTS_OWN:
+            why = f"{name!r} is OUT's own, and metadata is carried as it is" if name else "a name is empty"
+            raise UsageError(f"--keep takes names of IN's columns, as prompt,answer: {why}", param="keep")
+    return names
+
+
+def survey(path: Path, say: Callable[[int], None], keep: tuple[str, ...] = ()) -> Survey:
     """Checks every row of a file, in one pass and constant memory but for 16 to 32 bytes an id.
 
-    say: told the rows checked so far, every 100,000.   Raises one UsageError with the number of every row that is
-    broken, that asks for what isn't served, or whose id was there before.
+    keep: columns that go through to OUT.   say: told the rows checked so far, every 100,000.
+
+    Raises one UsageError with the number of every row that is broken, that asks for what isn't served, or whose id was
+    there before.
     """
     digest, seen, models, rows = blake2b(digest_size=16), KeySet(), dict[str, None](), 0
     bad = BadRows()
@@ -113,7 +128,7 @@ def survey(path: Path, say: Callable[[int], None]) -> Survey:
         if rows % 100_000 == 0:
             say(rows)
         try:
-            row = parse_row(line, number, seed=0)
+            row = parse_row(line, number, seed=0, keep=keep)
             if not seen.add(row.id):
                 raise UsageError(f"row {number}: id {row.id!r} was there before: give every row its own")
         except UsageError as error:
@@ -125,13 +140,13 @@ def survey(path: Path, say: Callable[[int], None]) -> Survey:
     return Survey(rows, digest.hexdigest(), list(models))
 
 
-def read_rows(path: Path, seed: int, defaults: Mapping[str, float | int]) -> Iterator[Row]:
+def read_rows(path: Path, seed: int, defaults: Mapping[str, float | int], keep: tuple[str, ...] = ()) -> Iterator[Row]:
     """Yields the rows of a file one by one. seed: the run's; a row that brings none gets one from it and its id.
-    defaults: the model's sampling defaults, for rows in OpenAI's form."""
+    defaults: the model's sampling defaults, for rows in OpenAI's form. keep: columns that go through to OUT."""
     facts = ModelDefaults(defaults)
     for number, line in read_lines(path):
         if line.strip():
-            yield replace(parse_row(line, number, seed, facts), number=number)
+            yield replace(parse_row(line, number, seed, facts, keep), number=number)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -175,22 +190,57 @@ def _present(value: Any) -> Any:
     return [_present(inner) for inner in value] if isinstance(value, list) else value
 
 
-def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL) -> Row:
+def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL, keep: tuple[str, ...] = ()) -> Row:
     """Raises UsageError that begins with the row's number."""
     try:
         row = json.loads(str(line, "utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"row {number} is no JSON ({error}): mend it or take it out") from error
     try:
+        carried = _carried(row, keep)
         if not isinstance(row, dict) or "custom_id" not in row:
-            return _own_row(row, seed)
-        return _batch_row(line.removeprefix(BOM_UTF8) if number == 1 else line, seed, facts)
+            made = _own_row(
+                {name: row[name] for name in row if name not in keep or name in _OWN} if keep else row, seed
+            )
+        else:
+            if (left := _without(row, keep, _LINE)) is not row:
+                line = json.dumps(left).encode()
+            made = _batch_row(line.removeprefix(BOM_UTF8) if number == 1 else line, seed, facts)
+        made.carried = carried
+        return made
     except UsageError as error:
         raise UsageError(f"row {number}: {error}", param=error.param) from error
     except msgspec.ValidationError as error:
         raise UsageError(f"row {number}: {reason_of(error)}") from error
     except RecursionError as error:  # of what could just be read, not all can be written into an error
         raise UsageError(f"row {number} is nested too deep: flatten it") from error
+
+
+_OWN, _LINE = frozenset(OwnRow.__struct_fields__), frozenset(BatchLine.__struct_fields__)
+
+
+def _without(row: dict[str, Any], keep: tuple[str, ...], form: frozenset[str]) -> dict[str, Any]:
+    """Returns a row without columns that are kept and no fields of its form; the row itself where it has none."""
+    beside = {name for name in keep if name in row and name not in form}
+    return {name: row[name] for name in row if name not in beside} if beside else row
+
+
+def _carried(row: Any, keep: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what goes through to OUT: a row's metadata, a batch row's from its body; and the columns to keep. Raises
+    UsageError past the bound."""
+    if not isinstance(row, dict):
+        return {}
+    body = row.get("body")
+    holder = body if "custom_id" in row and isinstance(body, dict) else row
+    found = {name: row[name] for name in keep if name in row}
+    if holder.get("metadata") is not None:
+        found["metadata"] = holder["metadata"]
+    size = len(json.dumps(found, ensure_ascii=False)) if found else 0
+    if size > LONGEST_CARRIED:
+        what = " and ".join(found)
+        rule = f"at most {LONGEST_CARRIED:,} go through to OUT: shorten it, or keep a name for it there"
+        raise UsageError(f"{what} of this row has {size:,} characters of JSON, and {rule}", param="metadata")
+    return found
 
 
 def _own_row(row: dict[str, Any], seed: int) -> Row:

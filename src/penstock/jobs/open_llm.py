@@ -75,12 +75,18 @@ def identity(config: Config) -> dict[str, Any]:
         "load_format": model.load_format,
         "max_model_len": config.memory.max_model_len,
         **({} if model.lora is None else _identity_of_lora(model.lora)),
+        **({} if model.tokenizer is None else {"tokenizer_files": _digest(model.tokenizer_folder(folder))}),
+        **({} if model.chat_template is None else {"chat_template": _text_digest(model.chat_template)}),
     }
 
 
 def _identity_of_lora(lora: str) -> dict[str, Any]:
     folder = Path(lora).expanduser()
     return {"lora": lora, "lora_files": _digest(folder) if folder.is_dir() else None}
+
+
+def _text_digest(path: str) -> str:
+    return blake2b(Path(path).expanduser().read_bytes(), digest_size=8).hexdigest()
 
 
 def _digest(folder: Path) -> str:

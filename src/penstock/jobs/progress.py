@@ -82,14 +82,17 @@ class Progress:
                 count.done = count.ended
 
     @contextmanager
-    def stoppable(self, journal: Journal, out: Path) -> Iterator[None]:
-        """Brings all rows to the disk at the end, and at Ctrl-C, which it raises with how to go on."""
+    def stoppable(self, journal: Journal, out: Path | None) -> Iterator[None]:
+        """Brings all rows to the disk at the end, and at Ctrl-C, which it raises with how to go on from `out`; None:
+        nothing stays to go on from."""
         try:
             yield
             journal.commit()
         except KeyboardInterrupt as stop:
             journal.commit()
             main = self.counts[-1]
+            if out is None:
+                raise KeyboardInterrupt(f"stopped; {len(journal):,} of {main.total:,} {main.name} were done") from stop
             done = f"{len(journal):,} of {main.total:,} {main.name} are in {out}"
             raise KeyboardInterrupt(f"stopped; {done}; the same command goes on from there") from stop
         self.follow(journal)

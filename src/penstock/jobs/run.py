@@ -4,7 +4,8 @@
     IN.jsonl --read again, lazily--> llm.stream --samples--> a row in OUT.jsonl (a journal) when its last sample ends
 
 OUT's rows are {"id", "outputs": [{"text", "finish_reason", "token_count"}]} in the order of the samples, or
-{"id", "error"} for a prompt that cannot be served (too long, say). It knows the engine only as `LLM.stream`.
+{"id", "error"} for a prompt that cannot be served (too long, say); a row's metadata goes through. `-` is standard input
+or output. It knows the engine only as `LLM.stream`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from penstock.jobs.finish_output import finish_output, ledger_of
 from penstock.jobs.input_rows import Id, Row, Survey, read_rows, survey
 from penstock.jobs.open_llm import JobEngine, OpenLLM, identity, open_llm
 from penstock.jobs.progress import Count, Progress
-from penstock.journal import Journal
+from penstock.jobs.standard_streams import Show, given_out, taken_in
+from penstock.journal import Journal, journal_of
 from penstock.request import CompletionOutput, PositionLogprobs
 from penstock.status_line import duration
 
@@ -36,6 +38,7 @@ class Tail:
     """A row whose samples come in: those that are there, and how many it takes."""
 
     n: int
+    carried: dict[str, Any]  # through to OUT
     outputs: list[CompletionOutput] = field(default_factory=list)
 
 
@@ -51,30 +54,43 @@ class RunOutcome:
     seconds: float = 0.0
 
 
-def run_file(source: Path, out: Path, config: Config, build_engine: OpenLLM = open_llm) -> RunOutcome:
-    """Runs every row of `source` that `out` doesn't hold yet.
+def run_file(
+    source: Path, out: Path, config: Config, build_engine: OpenLLM = open_llm, keep: tuple[str, ...] = ()
+) -> RunOutcome:
+    """Runs every row of `source` that `out` doesn't hold yet. `-`: rows from standard input, which are kept on the disk
+    meanwhile; rows to standard output as they end. keep: columns that go through.
 
     Raises UsageError with the row's number for a broken file, and when all that `out` holds at the end is errors;
     JournalError when `out` cannot be written or belongs to another run, CapacityError for a full disk.
     KeyboardInterrupt comes through with how to go on in it.
     """
+    with taken_in(source) as source, given_out(out) as (out, show):
+        return _run_file(source, out, config, build_engine, keep, show)
+
+
+def _run_file(
+    source: Path, out: Path, config: Config, build_engine: OpenLLM, keep: tuple[str, ...], show: Show | None
+) -> RunOutcome:
     ledger = ledger_of(out)
     for path in {ledger, out}:
         check_writable(path)
     if out.exists() and source.is_file() and out.samefile(source):
         raise UsageError(f"{out} is the input too: name another output")
-    found = survey(source, lambda rows: _say(f"checked {rows:,} rows"))
+    found = survey(source, lambda rows: _say(f"checked {rows:,} rows"), keep)
     _mention_models(found, config)
-    with Journal(ledger, _fingerprint(found, config)) as journal:
+    with Journal(ledger, _fingerprint(found, config, keep)) as journal:
         outcome = RunOutcome(found.rows)
         if len(journal) < found.rows:
             if len(journal):
                 _say(f"{len(journal):,} of {found.rows:,} rows are done; going on")
             with build_engine(config) as llm:
-                _run_rows(llm, source, config.model.seed, journal, outcome)
+                given = read_rows(source, config.model.seed, llm.facts.sampling_defaults, keep)
+                _run_rows(llm, given, journal, outcome, show)
         first = _count_failed(journal, outcome)
         finish_output(ledger, out)
-        _say(_closing(outcome, out))
+        _say(_closing(outcome, "standard output" if show is not None else str(out)))
+        if ledger != out:
+            _say(f"{ledger} and {journal_of(ledger).name} may be deleted: they let the same command see what is done")
         # Some rows may fail, and what comes next in a pipeline looks at them; if all do, it mustn't take it for done.
         if first is not None and outcome.failed == outcome.rows:
             raise UsageError(f"no row could be run; the first because {first}")
@@ -91,9 +107,10 @@ def _count_failed(journal: Journal, outcome: RunOutcome) -> str | None:
     return first
 
 
-def _fingerprint(found: Survey, config: Config) -> dict[str, Any]:
+def _fingerprint(found: Survey, config: Config, keep: tuple[str, ...]) -> dict[str, Any]:
     """All that the outputs depend on. What only decides how fast they come may change between sittings."""
-    return {"input": found.fingerprint, **identity(config), "seed": config.model.seed}
+    kept = {"keep": sorted(keep)} if keep else {}
+    return {"input": found.fingerprint, **identity(config), "seed": config.model.seed, **kept}
 
 
 def _mention_models(found: Survey, config: Config) -> None:
@@ -102,17 +119,19 @@ def _mention_models(found: Survey, config: Config) -> None:
         _say(f"the rows name {', '.join(others)}; they run on {config.model.model}, as --model says")
 
 
-def _run_rows(llm: JobEngine, source: Path, seed: int, journal: Journal, outcome: RunOutcome) -> None:
+def _run_rows(llm: JobEngine, given: Iterator[Row], journal: Journal, outcome: RunOutcome, show: Show | None) -> None:
+    """show: takes each row too."""
     open_rows: dict[Id, Tail] = {}
-    given = read_rows(source, seed, llm.facts.sampling_defaults)
     rows = Count("rows", outcome.rows, before=len(journal))
     with Progress([rows], lambda: llm.generation_tokens) as progress:
         follow = partial(progress.follow, journal)
-        with progress.stoppable(journal, journal.path):
+        with progress.stoppable(journal, None if show is not None else journal.path):
             for finished in llm.stream(_prompts(given, journal, open_rows, follow), after_step=follow):
                 row = _take(finished, open_rows, outcome)
                 if row is not None:
                     journal.add(row["id"], row)
+                    if show is not None:
+                        show(row)
                     rows.ended += 1
         outcome.done, outcome.seconds = rows.done, progress.seconds
 
@@ -126,7 +145,7 @@ def _prompts(
     for row in rows:
         follow()
         if row.id not in journal:
-            open_rows[row.id] = Tail(row.params.n)
+            open_rows[row.id] = Tail(row.params.n, row.carried)
             yield _to_prompt(row, Prompt)
 
 
@@ -140,15 +159,15 @@ def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: RunOutcome) ->
     if key not in open_rows:  # its row is written: an error ended it, and this sample was on its way
         return None
     if finished.output is None or finished.error is not None:
-        del open_rows[key]
-        return {"id": key, "error": finished.error or "the engine gave no reason"}
+        carried = open_rows.pop(key).carried
+        return {"id": key, "error": finished.error or "the engine gave no reason", **carried}
     tail = open_rows[key]
     tail.outputs.append(finished.output)
     outcome.output_tokens += len(finished.output.token_ids)
     if len(tail.outputs) < tail.n:
         return None
     del open_rows[key]
-    return {"id": key, "outputs": [_output(o) for o in sorted(tail.outputs, key=lambda o: o.index)]}
+    return {"id": key, "outputs": [_output(o) for o in sorted(tail.outputs, key=lambda o: o.index)], **tail.carried}
 
 
 def _output(output: CompletionOutput) -> dict[str, Any]:
@@ -168,7 +187,7 @@ def _position(token: int, at: PositionLogprobs) -> dict[str, Any]:
     return {"token_id": token, "top": sorted(likely, key=lambda entry: -entry["logprob"])}
 
 
-def _closing(outcome: RunOutcome, out: Path) -> str:
+def _closing(outcome: RunOutcome, out: str) -> str:
     failed = f", {outcome.failed:,} of them with an error" if outcome.failed else ""
     if not outcome.done:
         return f"all {outcome.rows:,} rows are in {out}{failed}; nothing was left to do"

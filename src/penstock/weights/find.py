@@ -12,6 +12,9 @@ from penstock.errors import CapacityError, CheckpointError, UsageError
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 HUB_NOT = ["*/*", "consolidated*"]
 
+ENDPOINT, OFFLINE = "HF_ENDPOINT", ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # what the hub's client heeds
+MOST_TOLD = 5  # revisions
+
 NO_GGUF = (
     "GGUF is not read: give the folder or hub id that it was made from, or have transformers make one of it, by "
     "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME, quantization_config=GgufConfig(dequantize=True)) and "
@@ -77,17 +80,51 @@ def _download(model: str, revision: str | None) -> Path:
     except errors.GatedRepoError as error:
         raise CheckpointError(f"{at} is gated: accept its terms on the hub and log in with `hf auth login`") from error
     except errors.RevisionNotFoundError as error:
-        raise CheckpointError(f"the hub has no revision {revision!r} of {model}: check the name") from error
+        message = f"{_hub()} has no revision {revision!r} of {model}: check the name; {_cached(model)}"
+        raise CheckpointError(message) from error
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"there is no folder {model!r} here and no such model on the hub: check the name, or log in to the hub"
+            f"there is no folder {model!r} here and no such model on {_hub()}: check the name, or log in to the hub"
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"there is no folder {model!r} here, and the hub cannot be reached: give a folder, or try with a network"
-        ) from error
+        raise CheckpointError(f"there is no folder {model!r} here, and {_unreached(at)}; {_cached(model)}") from error
     except Exception as error:  # the hub's HTTP client, and with it its errors, is another one with each major version
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise CapacityError(f"the disk is full while {at} is downloaded: free some, or set HF_HOME") from error
-        raise CheckpointError(f"{at} cannot be downloaded ({error}): try again, or give a folder") from error
+        where = f" from {_hub()}" if os.environ.get(ENDPOINT) else ""
+        raise CheckpointError(f"{at} cannot be downloaded{where} ({error}): try again, or give a folder") from error
     return Path(folder)
+
+
+def _hub() -> str:
+    """Names the hub, and who says where it is."""
+    address = os.environ.get(ENDPOINT)
+    return f"{address} (by {ENDPOINT})" if address else "the hub"
+
+
+def _unreached(at: str) -> str:
+    """Says why what isn't cached cannot be fetched, with the way out."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        name = next((name for name in OFFLINE if os.environ.get(name)), OFFLINE[0])
+        return f"{name} keeps {at} from being fetched: unset it, give a folder, or take what is cached"
+    way = f"check {ENDPOINT}, give a folder" if os.environ.get(ENDPOINT) else "give a folder, or try with a network"
+    return f"{_hub()} cannot be reached to fetch {at}: {way}"
+
+
+def _cached(model: str) -> str:
+    """Says which revisions of a model the hub's cache has: names of branches and tags, and commits."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model")
+    commits = {path.name for path in folder.glob("snapshots/*") if path.is_dir()}
+    refs = folder / "refs"
+    named = {path.relative_to(refs).as_posix(): path.read_text().strip() for path in refs.rglob("*") if path.is_file()}
+    told = [f"{name} ({commit[:12]})" for name, commit in sorted(named.items()) if commit in commits]
+    told += sorted(commits - set(named.values()))
+    if not told:
+        return f"nothing of {model} is in the cache"
+    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+    return f"cached of it: {', '.join(told[:MOST_TOLD])}{more}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,8 @@ from penstock.weights.checkpoint import Entry
 from penstock.weights.find import adapter_folder
 from penstock.weights.place import dummy_weights, find_weights, load_weights
 from penstock.weights.shared import OpenedWeights
+
+log = logging.getLogger(__name__)
 
 
 def load_model(
@@ -62,12 +65,15 @@ def load_model(
             print(f"penstock: {folder}: {left_out(config.text_part)}", file=sys.stderr, flush=True)
         if room is not None:
             check_room(shape, folder, device, room)
+        if layout.rank == 0 and opened is None:
+            log.info("loads %s in %s on %s", folder, str(dtype).removeprefix("torch."), device)
         try:
             model = build_model(config, dtype, device, positions, layout, schemes)
             if load_format == "dummy":
                 dummy_weights(model, seed)
             else:
-                load_weights(model, entries, finite=finite, opened=opened, adapter=adapter)
+                told = layout.rank == 0 and opened is None
+                load_weights(model, entries, finite=finite, opened=opened, adapter=adapter, told=told)
             model.prepare(ops)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):

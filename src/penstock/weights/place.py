@@ -20,6 +20,7 @@ from penstock.models.decoder import Decoder
 from penstock.quant.weight import FLOATS, Expected, Part, Weight
 from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, renamed, shown, unstacked
+from penstock.weights.loaded_count import LoadedCount
 from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
@@ -56,8 +57,10 @@ def load_weights(
     finite: bool = False,
     opened: OpenedWeights | None = None,
     adapter: Adapter | None = None,
+    told: bool = False,
 ) -> None:
     """Fills every weight of `model` from what `find_weights` gave, of the same source, and an adapter that fits it.
+    told: say how far it is.
     CheckpointError where a number doesn't fit the dtype, where a scale, norm or bias isn't finite, or, where all are
     asked to be `finite`, any."""
     places: dict[str, tuple[Weight, Part, Tensor]] = {}
@@ -71,6 +74,7 @@ def load_weights(
         # Of several ranks each reads its share; mapped files are read no further than they are used.
         wanted = [e if e.name in adapted else _share(e, *places[e.name][:2]) for e in wanted]
         read = partial(stream_tensors, device=model.device)
+    count = LoadedCount(len(wanted)) if told else None
     for entry, tensor in read(wanted):
         weight, part, place = places[entry.name]
         tensor = tensor if adapter is None else adapter.merged(entry.name, tensor)
@@ -80,6 +84,10 @@ def load_weights(
         narrowed = entry.dtype != "F16" or entry.name in adapted
         if weight.dtype == torch.float16 and narrowed and not place.isfinite().all():
             raise CheckpointError(f"{entry.shard}: tensor {entry.name!r} doesn't fit float16: use bfloat16 or float32")
+        if count is not None:
+            count.one_more()
+    if count is not None:
+        count.end()
     _check_small(model, entries)
     for weight in model.weights():
         for name in weight.again:

@@ -22,7 +22,8 @@ from penstock.server.online.api_keys import Key, find_key
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of, error_headers, names_of
 
-OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
+ROOT = "/"
+OPEN_PATHS = ("/health", "/health/live", ROOT)  # what may be asked without a key
 PROBES = ("/health", "/metrics")  # what begins so is answered in any crowd, and is no line of the access log
 ANY_HOST = "*"
 _OWN_NAMES = ("localhost",)

@@ -16,8 +16,8 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
 from penstock.server.openai.message_forms import Message, sift_message
-from penstock.server.openai.tool_forms import Json, NamedTool, ToolChoice, ToolForm
-from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, STREAM_OPTIONS, sift
+from penstock.server.openai.tool_forms import FunctionForm, Json, NamedTool, ToolChoice, ToolForm
+from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, STREAM_OPTIONS, sift, unmarked_tools
 from penstock.text.answers.tool import Tool, check_tools
 from penstock.text.chat import OPTIONS, check_options
 
@@ -214,6 +214,8 @@ def chat_form(raw: Json, limits: HttpLimits) -> ChatForm:
     _sift_forms(raw)
     if raw.get("tools") == []:
         del raw["tools"]
+    if "tools" in raw:
+        raw["tools"] = unmarked_tools(raw["tools"], ToolForm, FunctionForm)
     messages = raw.get("messages")
     if not isinstance(messages, list) or not messages:
         raise HttpError("messages must be a list of at least one message", param="messages")

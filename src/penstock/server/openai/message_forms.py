@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.tool_forms import CalledFunction, ToolCall
-from penstock.server.openai.unsupported_fields import CALLED, MESSAGE, sift
+from penstock.server.openai.unsupported_fields import CALLED, MESSAGE, sift, unmarked
 from penstock.text.chat import MAY_SAY_NOTHING
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -78,6 +78,8 @@ def sift_message(raw: Any, where: str) -> Any:
             name = f"{where}.content[{at}].type"
             message = f"{name} must be text: images, audio and files are not served"
             raise HttpError(message, param=name, code="unsupported_parameter")
+    if isinstance(content, list):
+        kept["content"] = [unmarked(part, TextPart, f"{where}.content[{at}]") for at, part in enumerate(content)]
     calls = kept.get("tool_calls")
     if isinstance(calls, list):
         kept["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]

@@ -37,7 +37,7 @@ from penstock.server.openai.tool_forms import (
     ToolChoice,
     ToolForm,
 )
-from penstock.server.openai.unsupported_fields import CALLED, RESPONSES, sift
+from penstock.server.openai.unsupported_fields import CALLED, RESPONSES, sift, unmarked_tools
 
 # Fields of the chat that a fault may be of -> what a response's body calls them.
 PARAMS = {
@@ -126,6 +126,8 @@ def read_responses(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Respo
         if isinstance(tool, dict) and tool.get("type") not in (None, "function"):
             message = f"tools[{at}].type must be function: built-in tools are not run here"
             raise HttpError(message, param=f"tools[{at}].type", code="unsupported_parameter")
+    if "tools" in raw:
+        raw["tools"] = unmarked_tools(raw["tools"], FunctionTool)
     form = convert(raw, ResponsesForm)
     if isinstance(form.input, list) and len(form.input) > limits.max_messages:
         raise HttpError(f"input has more than {limits.max_messages} items: send fewer", param="input")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from penstock.server.openai.http_errors import HttpError
 from penstock.vllm_arguments import SAMPLING, Argument, named
 
@@ -101,7 +103,11 @@ RESPONSES: dict[str, Argument] = {
     **named("n", (1,), "a response is one sample: /v1/chat/completions has n"),
 }  # fmt: skip
 
+# Marks of Anthropic's for what to cache, which clients send to every server: in messages, their parts, and tools.
+CACHE_MARK = named("cache_control", dict, "marks what to cache; our cache finds equal beginnings by itself")
+
 MESSAGE: dict[str, Argument] = {
+    **CACHE_MARK,
     **named("refusal", ("",), "refusals are not served; put the text in content"),
     **named("function_call", (), _FUNCTIONS),
     **named("audio", (), _TEXT_ALONE),
@@ -114,6 +120,39 @@ CALLED: dict[str, Argument] = {  # a function that an earlier answer called
 }
 
 STREAM_OPTIONS = named("include_obfuscation", (False,), "events are not padded; leave it out")
+
+BY_FORM: dict[str, Mapping[str, Argument]] = {  # what is told of in /openapi.json, by the form's name
+    "CompletionForm": COMPLETION,
+    "ChatForm": CHAT,
+    "ResponsesForm": RESPONSES,
+    "Message": MESSAGE,
+    "TextPart": CACHE_MARK,
+    "ToolForm": CACHE_MARK,
+    "FunctionForm": CACHE_MARK,
+    "FunctionTool": CACHE_MARK,
+    "CalledFunction": CALLED,
+    "StreamOptions": STREAM_OPTIONS,
+}
+
+
+def unmarked(raw: Any, form: type[Struct], where: str) -> Any:
+    """Returns what of a part or a tool its form reads: without its cache mark. Raises HttpError for a mark that is no
+    object; types and other names are the form's to check."""
+    if not isinstance(raw, dict) or raw.keys().isdisjoint(CACHE_MARK):
+        return raw
+    return sift(raw, {*form.__struct_fields__, *(raw.keys() - CACHE_MARK.keys())}, CACHE_MARK, f"{where}.")
+
+
+def unmarked_tools(tools: Any, form: type[Struct], function: type[Struct] | None = None) -> Any:
+    """Returns the tools of a body without cache marks; function: the form of what a tool's `function` is."""
+    if not isinstance(tools, list):
+        return tools
+    found = [unmarked(tool, form, f"tools[{at}]") for at, tool in enumerate(tools)]
+    for at, tool in enumerate(found):
+        if function is not None and isinstance(tool, dict) and "function" in tool:
+            inner = unmarked(tool["function"], function, f"tools[{at}].function")
+            found[at] = {**tool, "function": inner}
+    return found
 
 
 def sift(

@@ -27,7 +27,7 @@ from penstock.server.online import control_handlers, handlers, token_handlers
 from penstock.server.online.access_log import AccessLog
 from penstock.server.online.active_call import ClientGoneError
 from penstock.server.online.app_state import AppState
-from penstock.server.online.auth import PROBES, AccessPolicy, AuthMiddleware, key_of
+from penstock.server.online.auth import PROBES, ROOT, AccessPolicy, AuthMiddleware, key_of
 from penstock.server.online.buffered import json_response
 from penstock.server.online.cors import PageAccess
 from penstock.server.online.request_limits import NOBODY
@@ -52,6 +52,14 @@ from penstock.server.process.openapi import (
     page,
     ref,
 )
+
+WHAT = {
+    "service": "penstock, an inference engine that serves OpenAI's HTTP API",
+    "api": "/v1",
+    "openapi": "/openapi.json",
+    "health": "/health",
+    "docs": "docs/server.md in Penstock's sources; `penstock serve --help`",
+}
 
 
 def build_app(
@@ -80,7 +88,7 @@ def build_app(
         PenstockError: _on_ours, HTTPException: _on_http, ClientGoneError: _on_gone, ClientDisconnect: _on_gone,
         Exception: partial(_on_fault, access),
     }  # fmt: skip
-    every = [*routes, Route("/openapi.json", get_openapi)]
+    every = [*routes, Route("/openapi.json", get_openapi), Route(ROOT, get_root)]
     app = Starlette(routes=every, middleware=middleware, exception_handlers=errors)
     app.router.redirect_slashes = False
     return app
@@ -101,6 +109,11 @@ class ServerRoute(Route):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
         return match, {**child, "route": self}  # for the access log
+
+
+async def get_root(request: Request) -> Response:
+    """GET /: what this is, for whoever opens it in a browser; no word of the model, since it asks for no key."""
+    return json_response(WHAT)
 
 
 async def get_models(service: AppState, request: Request) -> Response:

@@ -20,13 +20,13 @@ from penstock.row_table import RANGES
 from penstock.server.batch import batches, files
 from penstock.server.online.auth import OPEN_PATHS, AccessPolicy
 from penstock.server.online.buffered import JSON
-from penstock.server.openai import unsupported_fields
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.generate_form import GENERATE as GENERATE_FIELDS
 from penstock.server.openai.generate_form import REQUEST_ID
 from penstock.server.openai.read_answers import TOOL_CALLS
 from penstock.server.openai.responses_forms import ResponsesForm
 from penstock.server.openai.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
+from penstock.server.openai.unsupported_fields import BY_FORM
 from penstock.vllm_arguments import Argument
 
 Json = dict[str, Any]
@@ -42,14 +42,6 @@ _NULL: Json = {"type": "null"}
 _IDS: Json = {"type": "array", "items": _WHOLE}
 _REALS: Json = {"type": "array", "items": _REAL}
 _KINDS: dict[type, Json] = {str: _TEXT, bool: _FLAG, dict: {"type": "object"}, object: {}}
-_TAKEN = {
-    "CompletionForm": unsupported_fields.COMPLETION,
-    "ChatForm": unsupported_fields.CHAT,
-    "ResponsesForm": unsupported_fields.RESPONSES,
-    "Message": unsupported_fields.MESSAGE,
-    "CalledFunction": unsupported_fields.CALLED,
-    "StreamOptions": unsupported_fields.STREAM_OPTIONS,
-}
 
 
 def ref(name: str) -> Json:
@@ -69,7 +61,7 @@ def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json
         "ChatForm": _chat_ranges(),
         "ResponsesForm": {"max_output_tokens": _whole(1)},
     }
-    for form, policies in _TAKEN.items():
+    for form, policies in BY_FORM.items():
         schema = found[form]
         known: dict[str, Json] = {**told, **special[form]} if form in special else {}
         properties: Json = schema["properties"]

@@ -23,7 +23,7 @@ from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.access_log import open_log
 from penstock.server.online.app_state import AppState
-from penstock.server.online.auth import AccessPolicy
+from penstock.server.online.auth import AccessPolicy, is_loopback
 from penstock.server.online.metrics import Board, Metrics
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.app import build_app
@@ -34,6 +34,7 @@ from penstock.server.process.shutdown import StopSignals
 from penstock.text.answers.reader import NO_PARSERS, TEMPLATE, AnswerParsers
 
 if TYPE_CHECKING:
+    from penstock.engine.build_engine import EngineFacts
     from penstock.replicas.replica_set import EngineClient
     from penstock.text.tokenizer import Tokenizer
 
@@ -54,6 +55,10 @@ class Site:
     parsers: AnswerParsers = NO_PARSERS
     certificate: CertificateFiles | None = None  # it serves HTTPS by
 
+    @property
+    def scheme(self) -> str:
+        return "http" if self.certificate is None else "https"
+
 
 async def serve_engine(
     client: EngineClient,
@@ -65,18 +70,26 @@ async def serve_engine(
     state: StateFolder | None = None,
 ) -> None:
     """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError if it died."""
-    if board is None or board.first:
+    first = board is None or board.first
+    if first:
         tell_unserved(Path(client.facts.folder), sys.stderr)
+        tell_fit(client.facts, sys.stderr)
     host, port = listener.getsockname()[:2]
     try:
         listener.listen(BACKLOG)
     except OSError as error:  # another server took the port while ours was loading
         raise port_error(host, port, error) from error
+
+    def begun() -> None:
+        if first:
+            print(f"penstock: {listens(site, host, port)}", file=sys.stderr, flush=True)
+        ready()
+
     async with opened_app(client, site, board, state) as (app, service, manager):
         protocol = http_protocol(site.limits, files=state is not None, access=site.access)
         config = _uvicorn_config(app, protocol, site.certificate)
         async with _followed(config, site.certificate):
-            await _run(service, manager, _Server(config), listener, stop, ready)
+            await _run(service, manager, _Server(config), listener, stop, begun)
 
 
 @contextlib.asynccontextmanager
@@ -162,7 +175,26 @@ def check_template(tokenizer: Tokenizer | None, parsers: AnswerParsers) -> None:
 def line(site: Site, listener: socket.socket) -> str:
     """What is said once it serves."""
     host, port = listener.getsockname()[:2]
-    return f"penstock serves {site.name} at {url_of(host, port, 'http' if site.certificate is None else 'https')}/v1"
+    return f"penstock serves {site.name} at {url_of(host, port, site.scheme)}/v1"
+
+
+def listens(site: Site, host: str, port: int) -> str:
+    """Returns where it listens and whether it asks for keys."""
+    keys = len(site.access.keys)
+    who = f"keys: {keys}" if keys else "keys: none"
+    if not keys:
+        who += ", and others can reach it" if not is_loopback(host) else ", for this machine alone"
+    return f"listens on {url_of(host, port, site.scheme)}, {who}"
+
+
+def tell_fit(facts: EngineFacts, err: TextIO) -> None:
+    """Says what was loaded, as which numbers, and how much of KV and rows it has."""
+    told = facts.about
+    what = [facts.model]
+    what += [f"in {told['dtype']} on {told['device']}"] if {"dtype", "device"} <= told.keys() else []
+    fits = [f"{told['kv_tokens']:,} KV tokens"] if "kv_tokens" in told else []
+    fits += [f"{facts.max_num_seqs:,} rows", f"contexts of {facts.max_model_len:,}"]
+    print(f"penstock: {' '.join(what)}: {', '.join(fits[:-1])} and {fits[-1]} fit", file=err, flush=True)
 
 
 @contextlib.contextmanager

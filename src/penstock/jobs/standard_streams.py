@@ -1,0 +1,64 @@
+"""`-` in the place of a file: rows from standard input, which a run reads twice, and rows to standard output as they
+end. It knows bytes and rows; no engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.disk import why_not_written
+from penstock.errors import JournalError
+
+STREAM = Path("-")
+OUTPUT = 1  # its descriptor
+GZIP = b"\x1f\x8b"  # how a gzip file begins
+
+Show = Callable[[Mapping[str, Any]], None]
+
+
+@contextlib.contextmanager
+def taken_in(source: Path) -> Iterator[Path]:
+    """Inside, a file with the rows of `source`: itself, or all of standard input, in a temporary one. Raises
+    CapacityError, JournalError where that cannot be written."""
+    if source != STREAM:
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        given = sys.stdin.buffer
+        start = given.read(len(GZIP))
+        path = Path(folder) / ("in.jsonl.gz" if start == GZIP else "in.jsonl")
+        try:
+            with path.open("wb") as file:
+                file.write(start)
+                shutil.copyfileobj(given, file, 1 << 20)
+        except OSError as error:
+            raise why_not_written(error, path) from error
+        yield path
+
+
+@contextlib.contextmanager
+def given_out(out: Path) -> Iterator[tuple[Path, Show | None]]:
+    """Inside, where a run keeps its rows, and what takes each as it ends: of standard output; else nothing."""
+    if out != STREAM:
+        yield out, None
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        yield Path(folder) / "out.jsonl", _show
+
+
+def _show(row: Mapping[str, Any]) -> None:
+    """Writes a row to standard output at once. Raises JournalError where nobody reads it any more."""
+    line = json.dumps(row).encode() + b"\n"
+    try:
+        with open(OUTPUT, "wb", closefd=False) as file:
+            file.write(line)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise JournalError(f"standard output takes no more rows ({why}): name a file as OUT to go on from") from error

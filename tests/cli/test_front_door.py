@@ -1,0 +1,61 @@
+"""The first minutes: what `make demo` ends with, commands without a model, and the README's server as it is pasted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import app
+
+pytestmark = pytest.mark.torch
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_the_demo_ends_with_how_to_go_on() -> None:
+    made = subprocess.run(["make", "-n", "demo"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert made.stdout.splitlines()[-1].startswith('echo "go on with: source .venv/bin/activate && penstock serve demo')
+    own = subprocess.run(["make", "-s", "demo", "PY=true"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert own.stdout.splitlines()[-1] == "go on with: PYTHONPATH=src true -m penstock serve demo"
+
+
+@pytest.mark.parametrize("words", [["serve"], ["run", "in.jsonl", "out.jsonl"]])
+def test_without_a_model_it_says_which_there_is(words: list[str]) -> None:
+    ended = CliRunner().invoke(app, words)
+    assert ended.exit_code == 2 and ended.output.count("\n") == 1, ended.output
+    assert f"{words[0]} has no model" in ended.output and "`demo` is the one in the package" in ended.output
+
+
+def test_the_readmes_server_can_be_pasted() -> None:
+    page = (REPOSITORY / "README.md").read_text().split("## Server")[1]
+    start, ask = re.findall(r"```sh\n(.*?)```", page, re.S)[:2]
+    (command,) = [line for line in start.splitlines() if line.startswith("penstock serve")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    python = f"exec {sys.executable} -m {command}".replace("8000", port)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["bash", "-c", python], stdout=pipe, stderr=pipe, text=True, env=dict(os.environ)) as serving:
+        try:
+            assert serving.stdout is not None and "penstock serves demo at" in serving.stdout.readline()
+            curl = ask.replace("curl ", "curl -sS ").replace("8000", port)
+            told = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True)
+            assert len(json.loads(told.stdout)["choices"]) == 4, told.stdout
+            root = subprocess.run(["curl", "-sS", f"http://127.0.0.1:{port}/"], capture_output=True, check=True)
+            assert json.loads(root.stdout)["openapi"] == "/openapi.json"
+        finally:
+            serving.terminate()
+            assert serving.stderr is not None
+            said = serving.stderr.read()
+    where = f"listens on http://127.0.0.1:{port}, keys: none, for this machine alone"
+    for word in ("penstock: loads ", "KV tokens", "rows and contexts of", where):
+        assert sum(word in line for line in said.splitlines()) >= 1, (word, said)
+    assert re.search(r"penstock: loads \S+ in (bfloat16|float32) on cpu\n", said), said
+    assert re.search(r"penstock: weights (\d+) of \1, in ", said), said

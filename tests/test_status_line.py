@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from penstock import status_line
-from penstock.status_line import Bar, StatusLine, duration, size_of
+from penstock.status_line import Bar, StatusLine, duration, percent, size_of
 
 
 class Terminal(io.StringIO):
@@ -54,3 +54,18 @@ def test_sizes_have_one_digit_behind_the_point() -> None:
 
 def test_durations_have_two_units_at_most() -> None:
     assert [duration(s) for s in (40, 200, 7500, 273_600)] == ["40 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"]
+
+
+def test_a_notebooks_cell_is_live() -> None:
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    line = StatusLine(stream)
+    assert line.live and not stream.isatty()
+    line.show("x" * 300)
+    line.show("2 of 9")
+    line.keep("done")
+    wiped = "\r" + " " * 100 + "\r"
+    assert stream.getvalue() == f"\r{'x' * 100}{wiped}2 of 9\r      \rdone\n"
+
+
+def test_a_share_has_one_spelling() -> None:
+    assert [percent(0.5883), percent(1, 0), percent(0.00012, 3)] == ["58.8 %", "100 %", "0.012 %"]

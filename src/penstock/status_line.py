@@ -13,37 +13,48 @@ from typing import TextIO
 
 SELDOM = 10.0  # seconds between two lines where nobody looks at a terminal
 OFTEN = 0.1  # seconds between two lines of a bar
-WIDE = 200  # characters, where the terminal does not say
+WIDE, NARROW = 200, 100  # characters: where the terminal does not say; of a notebook's cell
 CLEAR = "\r\x1b[K"
 
 
 class StatusLine:
-    """The line of one stream, stderr unless another is given. live: it is a terminal."""
+    """The line of one stream, stderr unless another is given. live: it is a terminal, or a notebook's cell."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        self.live = self._out.isatty()
+        self._cell = type(self._out).__module__.startswith("ipykernel")  # Jupyter's, VS Code's and Colab's
+        self.live = self._cell or self._out.isatty()
         self._at = float("-inf")
+        self._long = 0  # characters of the line that a cell shows
 
     def show(self, text: str, *, anew: bool = False) -> None:
         """Writes the line over, as far as it fits; elsewhere a line, if the last one is long ago or this is anew."""
         if self.live:
-            self._write(CLEAR + text[: self._width()])
+            shown = text[: self._width()]
+            self._write(self._clear() + shown)
+            self._long = len(shown)
         elif anew or time.monotonic() - self._at >= SELDOM:
             self._at = time.monotonic()
             self._write(text + "\n")
 
     def keep(self, text: str) -> None:
         """Writes a line that stays."""
-        self._write((CLEAR if self.live else "") + text + "\n")
+        self._write((self._clear() if self.live else "") + text + "\n")
 
     def clear(self) -> None:
         """Takes the line away."""
         if self.live:
-            self._write(CLEAR)
+            self._write(self._clear())
+
+    def _clear(self) -> str:
+        """Returns what takes the line away; a cell knows a carriage return alone, so blanks are written over it."""
+        long, self._long = self._long, 0
+        return CLEAR if not self._cell else "\r" + " " * long + "\r" if long else "\r"
 
     def _width(self) -> int:
         with suppress(OSError):  # no file, or no terminal that knows
+            if self._cell:
+                return NARROW
             return os.get_terminal_size(self._out.fileno()).columns - 1 or WIDE
         return WIDE
 
@@ -85,6 +96,11 @@ def duration(seconds: float) -> str:
         if whole >= big:
             return f"{whole // big} {unit} {whole % big // small} {rest}"
     return f"{whole} s"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Returns a share of 1 as 58.8 %."""
+    return f"{100 * share:.{digits}f} %"
 
 
 def size_of(count: int) -> str:

@@ -93,7 +93,8 @@ def test_an_option_has_its_words_on_the_page() -> None:
                 continue
             seen += 1
             said = " ".join((option.help or "").split()).replace("|", "\\|")
-            words = [said, *([f"`{option.envvar}`"] if getattr(option, "envvar", None) else [])]
+            given = getattr(option, "envvar", None) or []
+            words = [said, *(f"`{each}`" for each in ([given] if isinstance(given, str) else given))]
             missing += [f"{name} {option.name}: {word}" for word in words if word not in sections()[name]]
     assert missing == [] and seen > 50
 

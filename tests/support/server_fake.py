@@ -73,6 +73,7 @@ class Facts:
     vocab_size: int = 256
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 class FakeStream:

@@ -11,15 +11,17 @@ from io import BytesIO
 from math import ceil, log2, log10
 from typing import Any
 
+from penstock.status_line import percent
+
 WIDTH, HEIGHT = 760, 380  # of the SVG's own coordinates; it scales with the page
 LEFT, RIGHT, TOP, BOTTOM = 56, 78, 18, 46
 Point = dict[str, Any]  # {"k", "value", "low", "high"}
 
 
 def interval(point: Point) -> str:
-    """Returns `57.3% to 68.0%`, with as many digits as tell its ends apart."""
+    """Returns `57.3 % to 68.0 %`, with as many digits as tell its ends apart."""
     digits = max(1, ceil(-log10(point["high"] - point["low"])) - 1)
-    return f"{point['low']:.{digits}%} to {point['high']:.{digits}%}"
+    return f"{percent(point['low'], digits)} to {percent(point['high'], digits)}"
 
 
 def svg(points: Sequence[Point]) -> str:
@@ -31,7 +33,7 @@ def svg(points: Sequence[Point]) -> str:
 
     grid = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(s):.1f}" y2="{y(s):.1f}"/>'
-        f'<text class="tick" x="{LEFT - 10}" y="{y(s) + 4:.1f}" text-anchor="end">{s:.0%}</text>'
+        f'<text class="tick" x="{LEFT - 10}" y="{y(s) + 4:.1f}" text-anchor="end">{percent(s, 0)}</text>'
         for s in (0, 0.25, 0.5, 0.75, 1)
     )
     ticks = "".join(
@@ -49,17 +51,18 @@ def svg(points: Sequence[Point]) -> str:
     line = " ".join(f"{x(p['k']):.1f},{y(p['value']):.1f}" for p in points)
     dots = "".join(
         f'<circle class="dot" cx="{x(p["k"]):.1f}" cy="{y(p["value"]):.1f}" r="4.5"><title>pass@{p["k"]}: '
-        f"{p['value']:.1%} ({interval(p)})</title></circle>"
+        f"{percent(p['value'])} ({interval(p)})</title></circle>"
         for p in points
     )
     ends = "".join(
-        f'<text class="value" x="{x(p["k"]) + 9:.1f}" y="{y(p["value"]) + dy:.1f}">{p["value"]:.1%}</text>'
+        f'<text class="value" x="{x(p["k"]) + 9:.1f}" y="{y(p["value"]) + dy:.1f}">{percent(p["value"])}</text>'
         for p, dy in _ends(points)
     )
     axis = (
         f'<text class="tick" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">samples (k)</text>'
     )
-    label = f"Coverage from {points[0]['value']:.1%} at one sample to {points[-1]['value']:.1%} at {points[-1]['k']}"
+    first, last = (percent(point["value"]) for point in (points[0], points[-1]))
+    label = f"Coverage from {first} at one sample to {last} at {points[-1]['k']}"
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{grid}{ticks}{axis}'
         f'<polygon class="band" points="{band}"/>{spans}<polyline class="curve" points="{line}"/>{dots}{ends}</svg>'
@@ -102,14 +105,14 @@ def png(points: Sequence[Point], title: str) -> bytes:
     axes.set_xticks(labelled, [f"{k:,}" for k in labelled])
     axes.minorticks_off()
     axes.set_ylim(0, 1.02)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], [percent(share, 0) for share in (0, 0.25, 0.5, 0.75, 1)])
     axes.set_xlabel("samples (k)")
     axes.set_ylabel("coverage (pass@k), 95 % interval")
     axes.grid(axis="y", color="#d8dee4", lw=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     for point, dy in _ends(points):
         place, side = ((0, 9), "right") if dy < 10 else ((8, -14), "left")
-        text, at = f"{point['value']:.1%}", (point["k"], point["value"])
+        text, at = percent(point["value"]), (point["k"], point["value"])
         axes.annotate(text, at, textcoords="offset points", xytext=place, ha=side, fontsize=9)
     axes.set_title(title, loc="left", fontsize=11)
     picture = BytesIO()

@@ -17,7 +17,8 @@ from penstock.journal import Journal
 from penstock.status_line import SELDOM, StatusLine, duration
 
 LIVE_SECONDS = 0.25
-WINDOW_SECONDS = 5.0  # "now" is the mean over the last five
+WINDOW_SECONDS = 5.0  # "now" is the mean over the last five, or over as many more as it takes to see tokens come
+FEW = 10  # of what is counted: before so many have ended beside the first, nobody knows how long the rest takes
 BAR = 12  # characters
 
 
@@ -56,6 +57,7 @@ class Progress:
         self._shown = StatusLine()
         self._start = time.monotonic()
         self._seen: deque[tuple[float, int]] = deque([(self._start, tokens())])
+        self._first: tuple[float, int] | None = None  # when the first were seen to have ended, and how many
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="penstock-progress", daemon=True)
 
@@ -100,18 +102,26 @@ class Progress:
     def line(self) -> str:
         """The whole line; reads the engine's count of tokens."""
         now = time.monotonic()
-        self._seen.append((now, self._tokens()))
-        while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW_SECONDS:
+        made = self._tokens()
+        if len(self._seen) > 1 and self._seen[-1][1] == self._seen[-2][1] == made:
+            self._seen.pop()  # of a time without tokens both ends are enough
+        self._seen.append((now, made))
+        # A step may take longer than the window: what is looked back to then are the tokens before it.
+        while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW_SECONDS and self._seen[1][1] < made:
             self._seen.popleft()
-        (then, before), (_, made) = self._seen[0], self._seen[-1]
-        speed = (made - before) / (now - then) if now > then else 0.0
-        return f"{' · '.join(c.text for c in self.counts)} · {speed:,.0f} tok/s · {self._end()}"
+        then, before = self._seen[0]
+        speed = f"{(made - before) / (now - then):,.0f} tok/s" if made > before else "first tokens are on their way"
+        return f"{' · '.join(c.text for c in self.counts)} · {speed} · {self._end(now)}"
 
-    def _end(self) -> str:
+    def _end(self, now: float) -> str:
+        """Says when it should end by the pace since the first ended: what came before was the start, and their way."""
         main = self.counts[-1]
-        if not main.done:
+        if self._first is None and main.done:
+            self._first = now, main.done
+        if self._first is None or main.done - self._first[1] < min(FEW, main.total):
             return "expected end not known yet"
-        return f"about {duration(self.seconds / main.done * main.left)} left"
+        began, there = self._first
+        return f"about {duration((now - began) / (main.done - there) * main.left)} left"
 
     def _redraw(self) -> None:
         while not self._stop.wait(LIVE_SECONDS if self._shown.live else SELDOM):

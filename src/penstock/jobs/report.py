@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.disk import write_whole
 from penstock.jobs.curve import interval, png, svg
-from penstock.status_line import duration
+from penstock.status_line import duration, percent
 
 Summary = Mapping[str, Any]
 Rows = Callable[[], Iterator[dict[str, Any]]]
@@ -34,7 +34,7 @@ def print_table(summary: Summary, out: Path) -> None:
     for name in ("k", "pass@k", "95 % interval"):
         table.add_column(name, justify="right")
     for point in summary["coverage"]:
-        table.add_row(f"{point['k']:,}", f"{point['value']:.1%}", interval(point))
+        table.add_row(f"{point['k']:,}", percent(point["value"]), interval(point))
     console.print(table)
     for name, value in facts(summary):
         console.print(f"  {name:<22}{value}")
@@ -48,7 +48,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     speed = summary["speed"]
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary["finish_reasons"].items())
     rows = [
-        ("majority vote", f"{summary['majority_vote']:.1%}"),
+        ("majority vote", percent(summary["majority_vote"])),
         ("samples", f"{summary['samples']:,} ({reasons})"),
         ("length", f"{summary['mean_length']:.1f} tokens mean, {summary['longest']:,} longest"),
     ]
@@ -90,6 +90,7 @@ def render(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> str:
     environment = Environment(
         loader=PackageLoader("penstock.jobs", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters["percent"] = percent
     problems = summary["per_problem"]
     right, wrong = pick_samples(rows)
     return environment.get_template("report.html.jinja").render(
@@ -97,7 +98,7 @@ def render(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> str:
         summary=summary,
         facts=facts(summary),
         curve=Markup(svg(summary["coverage"])),
-        intervals=[interval(point) for point in summary["coverage"]],
+        interval=interval,
         settings={name: value for name, value in summary["settings"].items() if value is not None},
         problems=problems[:SHOWN_PROBLEMS],
         left_out=max(0, len(problems) - SHOWN_PROBLEMS),

@@ -345,11 +345,13 @@ def test_work_aside_holds_no_end_up(tmp_path: Path, end: str, where: str) -> Non
         assert status == 1 and err.endswith("RuntimeError: uvicorn broke\n")
         return
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "shutting_down"
+    begun, last = err.splitlines()[:2], err.splitlines()[2]
+    assert [line.split()[1] for line in begun] == ["fake:", "listens"]
     if end == "dies":
-        assert status == 1 and err.startswith("penstock: the engine died while serving")
+        assert status == 1 and last.startswith("penstock: the engine died while serving")
     else:
-        assert status == 0 and err.startswith("penstock: lets 1 running request end, for 0 s at most;")
-        assert err.count("\n") == 1
+        assert status == 0 and last.startswith("penstock: lets 1 running request end, for 0 s at most;")
+        assert err.count("\n") == 3
 
 
 def test_a_port_in_use_is_said_before_anything_loads(tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def test_a_signal_drains_and_a_second_ends(tmp_path: Path, servers: int, number:
     outcome = drain(tmp_path, servers=servers, number=number, second=second)
     assert outcome.faults(SLACK) == []
     line = r"penstock: lets (24 )?running requests end, for 30 s at most; a second signal ends it at once\n?"
-    assert re.fullmatch(line, outcome.said), outcome.said
+    begun = r"penstock: \S+: 64 rows and contexts of 512 fit\n"
+    begun += r"penstock: listens on \S+, keys: none, for this machine alone\n"
+    assert re.fullmatch(begun + line, outcome.said), outcome.said
 
 
 def test_the_harness_sees_what_is_wrong() -> None:

@@ -78,7 +78,10 @@ def url() -> Iterator[str]:
         yield found
     finally:
         ended = serving.end(signal.SIGTERM)
-    assert ended == (0, "", "")
+    code, out, err = ended
+    assert (code, out) == (0, "")
+    said = [line.split()[1] for line in err.splitlines() if line.startswith("penstock: ")]
+    assert said == ["loads", "weights", "demo", "listens"] and err.count("\n") == len(said), err
     assert not Path(f"/proc/{engine}").exists()
 
 

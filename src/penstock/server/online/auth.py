@@ -161,7 +161,10 @@ class AuthMiddleware:
                 continue
             page = _page_of(origin.decode("latin-1"))
             if page is None or (page not in hosts and page not in self._hosts and not _is_own(page)):
-                raise _not_ours("pages of other sites may not ask this server: allow theirs with --allowed-origin")
+                raise _not_ours(
+                    "pages of other sites may not ask this server: allow theirs with --allowed-origin, or all of their "
+                    "host's with --allowed-host"
+                )
 
 
 def _not_ours(message: str) -> HttpError:

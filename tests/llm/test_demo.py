@@ -75,7 +75,7 @@ def test_it_chats(llm: LLM) -> None:
         ({"add_generation_prompt": 1}, "add_generation_prompt must be true or false"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs must be an object"),
         ({"tools": [7]}, "tools must be a list of objects"),
-        ({"chat_template": "x"}, "put a chat_template.jinja into its folder"),
+        ({"chat_template": "x"}, "say chat_template=FILE"),
     ]
     for options, says in wrong:
         with pytest.raises(UsageError, match=says):

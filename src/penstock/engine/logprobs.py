@@ -74,11 +74,6 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         """For writers of many tokens, who want no object a token. Not to be changed."""
         return self._columns
 
-    @property
-    def total(self) -> float:
-        """The sum of the chosen tokens' logprobs."""
-        return self.added_to(0.0)
-
     def added_to(self, total: float) -> float:
         """Returns `total` and the chosen tokens' logprobs, summed one after the other: the same in parts or whole."""
         return float(np.cumsum(np.concatenate(([total], self._columns[1])), dtype=np.float64)[-1])

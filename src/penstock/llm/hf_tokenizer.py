@@ -57,7 +57,8 @@ class HfTokenizer(Tokenizer):
         conversations, a list. return_dict: the ids as `__call__` gives them. Raises UsageError, TokenizerError."""
         if chat_template is not None:
             raise UsageError(
-                "the model's own chat_template is used: put another into its folder", param="chat_template"
+                "the engine's chat_template is used: name another file when it is made, LLM(chat_template=FILE)",
+                param="chat_template",
             )
         if conversation and not isinstance(conversation[0], Mapping):
             how = {"tokenize": tokenize, "add_generation_prompt": add_generation_prompt, **template_kwargs}

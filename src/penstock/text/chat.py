@@ -33,7 +33,7 @@ def pick_template(templates: Mapping[str, str], *, tools: bool = False) -> str:
     names = f" (it has {', '.join(sorted(templates))})" if templates else ""
     raise TokenizerError(
         f"this model has no chat template{names}; use plain prompts (completions), "
-        "or put a chat_template.jinja into its folder"
+        "or name a template's file by chat_template (--chat-template)"
     )
 
 

@@ -71,8 +71,16 @@ def test_a_mark_that_is_none_is_named(where: tuple[Any, ...], param: str) -> Non
         read_chat(json.dumps(body).encode())
 
 
-def test_it_is_told_of(tmp_path: Path) -> None:
+def test_it_is_told_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with running_server(make_tokenizer(tmp_path)) as server:
+        lines = []
+        for mark in ({}, MARK, MARK):
+            part = {"type": "text", "text": "Who?", **mark}
+            body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
+            told = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+            assert told.status_code == 200, told.text
+            lines.append(capfd.readouterr().err.count("cache_control is taken, and changes nothing"))
+        assert lines == [0, 1, 0]
         forms = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
     (note,) = {argument.note for argument in CACHE_MARK.values()}
     for name in ("Message", "TextPart", "ToolForm", "FunctionForm", "FunctionTool"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from penstock.server.online.sandbox_turns import SandboxTurns
 from penstock.server.openai.checked_forms import CheckedForms
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.logprobs_json import TokenSpellings
+from penstock.server.openai.unsupported_fields import CACHE_MARK
 from penstock.text.answers.reader import AnswerParsers
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class AppState:
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
     turns: SandboxTurns = field(init=False)  # at them
     patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
+    marked: bool = field(default=False, init=False)  # whether it was told that a client sends cache marks
 
     def __post_init__(self) -> None:
         self.spellings = TokenSpellings(self.client.tokenizer, self.client.facts.vocab_size)
@@ -91,6 +94,13 @@ class AppState:
             most, _ = self.turns.every.capacity
             self.sandbox_pool = SandboxPool(tokenizer, self.client.facts.max_model_len, most)
         return self.sandbox_pool
+
+    def tell_marks(self, body: bytearray) -> None:
+        """Says once, on standard error, that cache marks change nothing, when the first body brings some."""
+        if not self.marked and b'"cache_control"' in body:
+            self.marked = True
+            line = f"cache_control is taken, and changes nothing: it {CACHE_MARK['cache_control'].note}"
+            print(f"penstock: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Whoever still waits hears of the end."""

@@ -177,6 +177,7 @@ async def read_body(
     """Receives and reads a body; a long one in a thread, one after the other, unless its client leaves first: the loop
     has its turns meanwhile. Raises PenstockError, ClientGoneError."""
     body = await state.intake.read(request, place)
+    state.tell_marks(body)
     if len(body) <= LONG_BODY:
         return read(body, state.limits)
     with state.intake.waiting(len(body)):

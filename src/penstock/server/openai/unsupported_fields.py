@@ -76,7 +76,7 @@ CHAT: dict[str, Argument] = {
     **named("verbosity", ("medium",), "say it in a message"),
     **named("web_search_options", (), "nothing is fetched from the web"),  # {} asks for a search
     **named("documents", ([],), "put them in a message"),
-    **named("chat_template", ("",), "templates come from the model alone"),
+    **named("chat_template", ("",), "templates are the server's: it is started with --chat-template FILE"),
     **named("return_prompt_text", (False,), "ask for return_token_ids, which tells the prompt's ids"),
     **named("echo", (False,), "not served in chat: you have the messages"),
 }

@@ -33,6 +33,7 @@ from penstock.schedule.scheduler import Scheduler
 pytestmark = pytest.mark.torch
 
 Samples = dict[tuple[int, int], list[int]]
+NEW = 12  # tokens of a chat's turn
 HEAD = [8 + i * 37 % 140 for i in range(53)]  # three blocks and a bit, that prompts share
 
 
@@ -164,7 +165,7 @@ def test_what_prompts_begin_with_is_kept_from_the_second_one_on(model: dict[str,
     engine, threads = over(runner)
     cached = []
     for number in range(4):
-        prompt = np.array([*HEAD[:37], 10 + number, *HEAD[:20]], np.int32)
+        prompt = np.array([*HEAD[:37], 10 + number, *HEAD[:40]], np.int32)
         request = Request(
             request_id=number, prompt=prompt.tobytes(), sampling=SamplingParams(n=2, max_tokens=3, seed=1)
         )
@@ -172,6 +173,25 @@ def test_what_prompts_begin_with_is_kept_from_the_second_one_on(model: dict[str,
         drive(engine, [request], threads)
         cached.append(engine.scheduler.stats()["prefix_hit_tokens"] - before)
     assert cached == [0, 0, 32, 32]
+    runner.close()
+
+
+def test_the_next_turn_of_a_chat_computes_what_is_new(model: dict[str, Any]) -> None:
+    """Each turn ends with a generation prompt of 15 tokens, which the next one doesn't have: its state lies before it,
+    and of what was computed once no more is computed again than a block and that."""
+    runner = tiny_runner(**model, snapshots=8)
+    engine, threads = over(runner)
+    draw, again, told = np.random.default_rng(3), [], [*HEAD]
+    for turn in range(5):
+        prompt = np.array([*told, *range(100, 115)], np.int32)
+        params = SamplingParams(max_tokens=3, seed=turn)
+        before = engine.scheduler.stats()["prefix_hit_tokens"]
+        drive(engine, [Request(request_id=turn, prompt=prompt.tobytes(), sampling=params)], threads)
+        again.append(len(told) - engine.scheduler.stats()["prefix_hit_tokens"] + before)
+        told += draw.integers(8, 150, NEW).tolist()
+    assert again[0] == len(HEAD) and all(count - NEW <= 16 for count in again[1:]), again
+    stats = engine.scheduler.stats()
+    assert (stats["state_hits"], stats["state_misses"], stats["state_evictions"]) == (4, 0, 0)
     runner.close()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams, demo
+from penstock.config import ModelOptions
 from penstock.jobs.doctor import text
 from penstock.request import CompletionOutput, StructuredOutputsParams
 
@@ -75,8 +76,8 @@ def test_without_a_tokenizer_the_models_own_ids_end_it(folder: Path) -> None:
 
 
 def test_the_doctor_says_it(folder: Path, tmp_path: Path) -> None:
-    assert ("end ids", "0, 2, 17") in text(folder)
+    assert ("end ids", "0, 2, 17") in text(folder, ModelOptions())
     broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "tokenizer_config.json").write_text("{")
-    told = dict(text(broken))
+    told = dict(text(broken, ModelOptions()))
     assert told["end ids"] == "0, 2" and "tokenizer_config.json is not valid JSON" in told["tokenizer"]

@@ -150,7 +150,7 @@ def test_lazy_logprobs_read_as_a_list() -> None:
         with pytest.raises(IndexError):
             scores[at]
     assert not scores[:0] and scores
-    assert scores.total == pytest.approx(-18.0) and scores[:0].total == 0.0
+    assert scores.added_to(0.0) == pytest.approx(-18.0) and scores[:0].added_to(-1.5) == -1.5
     assert [s.decoded_token for p in lazy([5], None) for s in p.values()] == [None] * 3
     assert LazyLogprobs.joined([scores[:1], scores[1:]]) == plain
 

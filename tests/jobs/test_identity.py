@@ -32,3 +32,17 @@ def test_what_decides_and_what_doesnt() -> None:
     for change in ({"dtype": "float32"}, {"max_model_len": 9}, {"revision": "v2"}, {"load_format": "dummy"}):
         assert identity(Config.of(model="owner/name", **change)) != plain
     assert identity(Config())["model_files"]
+
+
+def test_a_template_and_a_tokenizer_are_known_by_what_they_hold(tmp_path: Path) -> None:
+    (file := tmp_path / "chat.jinja").write_text("a")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    plain = identity(Config())
+    config = Config.of(chat_template=str(file), tokenizer=str(tmp_path))
+    named = identity(config)
+    assert named != plain and identity(config) == named
+    file.write_text("b")
+    changed = identity(config)
+    assert changed["chat_template"] != named["chat_template"]
+    (tmp_path / "tokenizer.json").write_text("{} ")
+    assert identity(config)["tokenizer_files"] != changed["tokenizer_files"]

@@ -74,5 +74,5 @@ def test_chats(ours: Any, theirs: Any) -> None:
         assert ids == theirs.apply_chat_template(CHAT, return_dict=False, **how)
         assert ours.apply_chat_template(CHAT, return_dict=True, **how)["input_ids"] == ids
         assert ours.apply_chat_template([CHAT, CHAT], **how) == [ids, ids]
-    with pytest.raises(UsageError, match="the model's own chat_template is used"):
+    with pytest.raises(UsageError, match="the engine's chat_template is used"):
         ours.apply_chat_template(CHAT, chat_template="{{ messages }}")

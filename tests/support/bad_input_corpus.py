@@ -451,7 +451,7 @@ def _routes() -> list[Case]:
     ids = ("..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "file-%00", "file-" + "a" * 5000, "%ff%fe", "file-zz", "-",
            "%0d%0aset-cookie:x")  # fmt: skip
     nowhere = (
-        "/", "/v1", "/v1/chat", "/admin", "/docs", "/v1/completions/", "//v1/models", "/%2e%2e/%2e%2e/etc/passwd",
+        "/none", "/v1", "/v1/chat", "/admin", "/docs", "/v1/completions/", "//v1/models", "/%2e%2e/%2e%2e/etc/passwd",
         "/../../etc/passwd", "/v1/models/../../x", "/v1/models/" + CANARY, "/v1/models/..%2f..%2fx", "/v1/models/%00",
         "/v1/models/%ff%00",
     )  # fmt: skip
@@ -462,7 +462,7 @@ def _routes() -> list[Case]:
     )  # fmt: skip
     limits = ("0", "-1", "x", "1e400", "9" * 5000, "", str(NUMBER), f"-{NUMBER}")
     return [
-        *(_get(path, 404, "not_found" if path == "/" else ...) for path in nowhere),
+        *(_get(path, 404, "not_found" if path == "/none" else ...) for path in nowhere),
         _get("/v1/embeddings", 404, method="POST"),
         *(_get(path, 405, "method_not_allowed", method=method) for method, path in wrong),
         *(_get(f"{room}/{name}", 404) for name in ids for room in (FILES, BATCHES)),

@@ -8,6 +8,8 @@ import triton_interpreter  # noqa: F401  (before the kernels)
 import triton_kernel_cases as cases
 from sampler_oracle import asked
 
+from penstock.kernels.reference import activation as plain_activation
+from penstock.kernels.triton import activation as triton_activation
 from penstock.kernels.triton.linear_small import Cut
 
 pytestmark = pytest.mark.torch
@@ -108,3 +110,12 @@ def test_adjust():
 def test_small_products(cut):
     cases.check_linear(CPU, F32, 3, 40, 80, cut, bias=True)
     cases.check_linear(CPU, F32, 1, 33, 70, cut, bias=True)
+
+
+def test_an_answer_is_opened_by_a_gate_whose_rows_stand_apart() -> None:
+    draw = torch.Generator().manual_seed(4)
+    x, beside = torch.randn(5, 40, generator=draw), torch.randn(5, 100, generator=draw)
+    opened = triton_activation.sigmoid_mul(x, beside[:, 60:])
+    assert isinstance(opened, torch.Tensor)
+    torch.testing.assert_close(opened, x * beside[:, 60:].sigmoid(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(opened, plain_activation.sigmoid_mul(x, beside[:, 60:]), rtol=1e-6, atol=1e-6)

@@ -41,6 +41,18 @@ def gelu_tanh(gate):
 
 
 @triton.jit
+def _store(value, out, low, scales, row, column, there, width, FP8: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes a row's columns wide, or (FP8) a whole row in eight bits with its scale."""
+    if FP8 > 0:
+        alone = row + tl.zeros((1, 1), tl.int64)
+        at = row * width + column[None, :]
+        values = tl.where(there, value, 0.0)[None, :]
+        store_rows(values, out, low, scales, at, there[None, :], alone, alone >= 0, width, FP8, BLOCK)
+    else:
+        tl.store(out + row * width + column, value, mask=there)
+
+
+@triton.jit
 def _gated(
     gate_up, out, low, scales, width, stride, GELU: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -54,13 +66,7 @@ def _gated(
     up = tl.load(gate_up + row * stride + width + column, mask=there, other=0.0).to(tl.float32)
     value = gelu_tanh(gate) * up if GELU else swish(gate, 1.0) * up
     value = value.to(gate_up.dtype.element_ty)
-    if FP8 > 0:
-        alone = row + tl.zeros((1, 1), tl.int64)
-        at = row * width + column[None, :]
-        values = tl.where(there, value, 0.0)[None, :]
-        store_rows(values, out, low, scales, at, there[None, :], alone, alone >= 0, width, FP8, BLOCK)
-    else:
-        tl.store(out + row * width + column, value, mask=there)
+    _store(value, out, low, scales, row, column, there, width, FP8, BLOCK)
 
 
 @triton.jit
@@ -76,13 +82,7 @@ def _opened(
     opening = tl.load(gate + row * gate_stride + column, mask=there, other=0.0).to(tl.float32)
     value = tl.load(x + row * x_stride + column, mask=there, other=0.0).to(tl.float32) / (1.0 + tl.exp(-opening))
     value = value.to(x.dtype.element_ty)
-    if FP8 > 0:
-        alone = row + tl.zeros((1, 1), tl.int64)
-        at = row * width + column[None, :]
-        values = tl.where(there, value, 0.0)[None, :]
-        store_rows(values, out, low, scales, at, there[None, :], alone, alone >= 0, width, FP8, BLOCK)
-    else:
-        tl.store(out + row * width + column, value, mask=there)
+    _store(value, out, low, scales, row, column, there, width, FP8, BLOCK)
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor, form: Form = "wide") -> Rows:

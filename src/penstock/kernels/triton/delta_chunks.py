@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.kernels.delta_rule import NORM_EPS, DeltaHeads, DeltaWeights
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
-from penstock.kernels.triton.short_conv import block_of, convolve_chunks
+from penstock.kernels.triton.short_conv import block_of, convolve_chunks, silu
 
 BLOCK = tl.constexpr(64)  # tokens
 SMALL = tl.constexpr(16)  # of which a block's inverse begins
@@ -24,11 +24,6 @@ SMALL = tl.constexpr(16)  # of which a block's inverse begins
 # of 8,192 takes 457 and 308.
 _MANY, _FEW = (64, 2), (32, 3)
 _SEVERAL = 4
-
-
-@triton.jit
-def silu(x):
-    return x / (1.0 + tl.exp(-x))
 
 
 @triton.jit

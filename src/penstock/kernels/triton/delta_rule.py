@@ -14,9 +14,9 @@ from torch import Tensor
 
 from penstock.kernels.delta_rule import NORM_EPS, DeltaHeads, DeltaWeights
 from penstock.kernels.inputs import StepInputs
-from penstock.kernels.triton.delta_chunks import delta_chunks, gated_norm, log_decay, silu
+from penstock.kernels.triton.delta_chunks import delta_chunks, gated_norm, log_decay
 from penstock.kernels.triton.grid import next_power_of_2
-from penstock.kernels.triton.short_conv import of_row
+from penstock.kernels.triton.short_conv import of_row, silu
 
 _WARPS = 8
 

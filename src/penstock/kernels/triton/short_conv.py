@@ -21,6 +21,11 @@ _TILE = (16, 128)  # tokens and channels of a program of a chunk
 
 
 @triton.jit
+def silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
 def came_of(given, token, stride, channel, there, channels, GATED: tl.constexpr):
     """What a token brings to its channels: a value, or gate times value, rounded as it is kept."""
     base = given + token * stride + channel
@@ -74,7 +79,7 @@ def _answer(
         gate = tl.load(given + token * stride + channels + channel, mask=there, other=0.0).to(tl.float32)
         value = gate * total.to(given.dtype.element_ty).to(tl.float32)
     else:
-        value = total / (1.0 + tl.exp(-total))
+        value = silu(total)
     tl.store(out + to * channels + channel, value.to(out.dtype.element_ty), mask=there)
 
 

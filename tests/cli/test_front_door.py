@@ -21,10 +21,15 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def test_the_demo_ends_with_how_to_go_on() -> None:
-    made = subprocess.run(["make", "-n", "demo"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert made.stdout.splitlines()[-1].startswith('echo "go on with: source .venv/bin/activate && penstock serve demo')
-    own = subprocess.run(["make", "-s", "demo", "PY=true"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert own.stdout.splitlines()[-1] == "go on with: PYTHONPATH=src true -m penstock serve demo"
+    # A make that runs the tests would hand its own flags and variables to these two.
+    env = {name: text for name, text in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
+
+    def last_line(*words: str) -> str:
+        made = subprocess.run(["make", *words], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True)
+        return made.stdout.splitlines()[-1]
+
+    assert last_line("-n", "demo").startswith('echo "go on with: source .venv/bin/activate && penstock serve demo')
+    assert last_line("-s", "demo", "PY=true") == "go on with: PYTHONPATH=src true -m penstock serve demo"
 
 
 @pytest.mark.parametrize("words", [["serve"], ["run", "in.jsonl", "out.jsonl"]])

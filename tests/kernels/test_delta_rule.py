@@ -10,10 +10,11 @@ import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 from delta_cases import drawn, empty, in_fp64, made
-from state_steps import step
+from state_steps import in_pieces, step
 from torch import Tensor
 
 from penstock.kernels.delta_rule import DeltaHeads, DeltaWeights
+from penstock.kernels.inputs import StepInputs
 from penstock.kernels.reference import delta_rule as plain
 from penstock.kernels.triton import delta_rule as triton
 
@@ -33,25 +34,14 @@ def test_however_a_sequence_is_cut(rule: Rule, heads: DeltaHeads) -> None:
     tokens, weights = 140, made(heads)
     given = [drawn(tokens, heads, seed) for seed in range(2)]
     right = [in_fp64(*each, heads, weights) for each in given]
-    window, matrix = empty(heads, 5)
-    found: list[list[Tensor]] = [[], []]
-    at = [0, 0]
-    for first, second in ((1, 131), (70, 0), (2, 1), (63, 4)):
-        parts = [(x[a : a + n], y[a : a + n]) for (x, y), a, n in zip(given, at, (first, second), strict=True)]
-        asked = step([], [(2, at[0], first), (3, at[1], second)])
-        out = rule(*(torch.cat(both) for both in zip(*parts, strict=True)), heads, weights, window, matrix, asked)
-        for sequence, piece in enumerate(out.split([first, second])):
-            found[sequence].append(piece)
-            at[sequence] += len(piece)
-    while min(at) < tokens:
-        here = [sequence for sequence in (1, 0) if at[sequence] < tokens]
-        fed = [torch.stack([given[s][part][at[s]] for s in here]) for part in range(2)]
-        rows = rule(*fed, heads, weights, window, matrix, step([(2 + s, at[s], True) for s in here], []))
-        for sequence, row in zip(here, rows, strict=True):
-            found[sequence].append(row[None])
-            at[sequence] += 1
+    window, matrix = empty(heads, 4)
+
+    def layer(given: Tensor, rates: Tensor, asked: StepInputs) -> Tensor:
+        return rule(given, rates, heads, weights, window, matrix, asked)
+
+    found = in_pieces(layer, given, [(1, 131), (70, 0), (2, 1), (63, 4)])
     for each, one in zip(found, right, strict=True):
-        torch.testing.assert_close(torch.cat(each).double(), one, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(each.double(), one, rtol=1e-3, atol=1e-4)
 
 
 @BOTH

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from delta_cases import drawn, empty, in_fp64, made
-from state_steps import step
+from state_steps import in_pieces
 
 from penstock.kernels.delta_rule import DeltaHeads
+from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.delta_rule import delta_rule
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -24,28 +25,15 @@ SHAPES = pytest.mark.parametrize(
 def test_chunks_then_rows_are_what_fp64_gives(heads: DeltaHeads, dtype: torch.dtype) -> None:
     tokens, cuts = 400, (1, 130, 64, 63, 2, 100)
     weights = made(heads, device="cuda", dtype=dtype)
-    given = [[x.to("cuda", dtype) for x in drawn(tokens, heads, seed)] for seed in range(3)]
+    given = [tuple(x.to("cuda", dtype) for x in drawn(tokens, heads, seed)) for seed in range(3)]
     right = [in_fp64(*(x.cpu() for x in each), heads, made(heads, dtype=dtype)) for each in given]
     window, matrix = empty(heads, 6, dtype=dtype, device="cuda")
-    found: list[list[torch.Tensor]] = [[], [], []]
-    at = [0, 0, 0]
-    for number, cut in enumerate(cuts):  # at each step a sequence takes another cut, and one a row
-        sizes = [cut, cuts[-1 - number], 7]
-        rows = step([], [(slot + 1, at[slot], sizes[slot]) for slot in range(3)], device="cuda")
-        fed = [
-            torch.cat([each[part][a : a + n] for each, a, n in zip(given, at, sizes, strict=True)]) for part in (0, 1)
-        ]
-        for slot, piece in enumerate(delta_rule(*fed, heads, weights, window, matrix, rows).split(sizes)):
-            found[slot].append(piece)
-            at[slot] += sizes[slot]
-    while min(at) < tokens:
-        here = [slot for slot in (2, 0, 1) if at[slot] < tokens]
-        fed = [torch.stack([given[slot][part][at[slot]] for slot in here]) for part in (0, 1)]
-        rows = step([(slot + 1, at[slot], True) for slot in here], [], device="cuda")
-        for slot, row in zip(here, delta_rule(*fed, heads, weights, window, matrix, rows), strict=True):
-            found[slot].append(row[None])
-            at[slot] += 1
+
+    def layer(given: torch.Tensor, rates: torch.Tensor, asked: StepInputs) -> torch.Tensor:
+        return delta_rule(given, rates, heads, weights, window, matrix, asked)
+
+    found = in_pieces(layer, given, [(cut, cuts[-1 - number], 7) for number, cut in enumerate(cuts)], "cuda")
     for each, one in zip(found, right, strict=True):
-        off = (torch.cat(each).cpu().double() - one).abs()
+        off = (each.cpu().double() - one).abs()
         assert off.max() < MOST_OFF[dtype] * one.abs().max() and off.mean() < MOST_OFF[dtype] / 20
     assert not matrix[[0, 4, 5]].any() and not window[[0, 4, 5]].any(), "another's state was changed"

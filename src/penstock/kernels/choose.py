@@ -115,6 +115,8 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
     "short_conv": _triton("short_conv", "gates and taps in one launch of rows, two of chunks"),
     "delta_rule": _triton("delta_rule", "one launch of rows, five of chunks"),
+    "mamba2": _triton("mamba2", "one launch of rows, four of chunks"),
+    "gated_norm": _triton("mamba2", "one launch"),
     "embed": _triton("embedding", "one launch"),
     "copy_blocks": _triton("blocks", "all layers in one launch"),
     "sample": _triton("sample", "one pass over the logits; filters without a sort"),

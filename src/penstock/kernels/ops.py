@@ -20,6 +20,7 @@ from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.inputs import AttentionKind, SamplerInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.mamba2 import Mamba2Heads, Mamba2Weights
 
 
 class RotaryAndStore(Protocol):
@@ -94,6 +95,26 @@ class DeltaRule(Protocol):
     ) -> Tensor: ...
 
 
+class Mamba2Scan(Protocol):
+    """A layer of Mamba2 between its first product and its gate (`kernels/mamba2.py` has its lines).
+
+    given `[T, columns]`: z, what the convolution takes, dt. window `[slots, taps, channels]` as for a gated
+    convolution, matrix `[slots, heads, state_width, head_width]` of any float dtype, changed in float32.
+    `inputs.states` says which slot a row or chunk has, and whether a row's newest token changes it. Returns
+    `[T, size]`. x, B and C are rounded behind silu, and so is the answer.
+    """
+
+    def __call__(
+        self,
+        given: Tensor,
+        heads: Mamba2Heads,
+        weights: Mamba2Weights,
+        window: Tensor,
+        matrix: Tensor,
+        inputs: StepInputs,
+    ) -> Tensor: ...
+
+
 class TokenLogprobs(Protocol):
     """Raw logits `[m, vocabulary]`, tokens `[m]` -> chosen `[m]`, rank `[m]`, ids and logprobs of the top `[m, k]`."""
 
@@ -157,6 +178,10 @@ class Ops:
     attention: Attention
     short_conv: GatedConvolution
     delta_rule: DeltaRule
+    mamba2: Mamba2Scan
+    # x [T, F], gate [T, F], whose rows may stand apart, weight [F], groups, eps, form -> x * silu(gate), normed in
+    # groups of F / groups neighbours and rounded, times weight
+    gated_norm: Callable[[Tensor, Tensor, Tensor, int, float, Form], Rows]
     softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     # ids [T], table [rows, d], the token of its first row -> [T, d], 0 where a token is not in it. None: all are
     embed: Callable[..., Tensor]

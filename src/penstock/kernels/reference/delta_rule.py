@@ -36,7 +36,7 @@ def delta_rule(
     wide = rates.float()
     rate, step = wide[:, : h.value_heads], wide[:, h.value_heads :] + weights.step_bias
     rate = over_sigmoid(torch.full_like(rate, weights.most_rate), rate)
-    decay = weights.decay * torch.where(step > STEEP, step, step.clamp_max(STEEP).exp().log1p())  # logarithms
+    decay = weights.decay * softplus(step)  # logarithms
     out = torch.empty_like(v)
     if rows:
         out[:rows] = _rows(q[:rows], k[:rows], v[:rows], rate[:rows], decay[:rows], matrix, states)
@@ -50,6 +50,11 @@ def delta_rule(
             if start[chunk] < last:
                 matrix[slot] = state.to(matrix.dtype)
     return _gated_norm(out.to(given.dtype), z, weights).flatten(1)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """x -> log(1 + exp(x)), by exponentials that are the same for every element."""
+    return torch.where(x > STEEP, x, x.clamp_max(STEEP).exp().log1p())
 
 
 def _unit(x: Tensor) -> Tensor:

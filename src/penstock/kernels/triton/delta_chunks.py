@@ -27,10 +27,15 @@ _SEVERAL = 4
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + exp(x))."""
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
 def log_decay(given, step_bias, decay):
     """decay * softplus(given + step bias): the logarithm of what a token leaves of the state."""
-    x = given + step_bias
-    return decay * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    return decay * softplus(given + step_bias)
 
 
 @triton.jit

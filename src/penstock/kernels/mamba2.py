@@ -1,0 +1,61 @@
+"""What a Mamba2 layer's recurrence is made of: its heads, its small weights (arXiv:2405.21060). It knows shapes; no
+kernel.
+
+A head keeps a state S [state width, head width] of a sequence, and a token with x, B and C changes it by its step dt;
+heads of the same group share B and C:
+
+    S <- exp(dt a) S + dt B x        answer: C S + skip x
+
+    dt = softplus(given + step bias)    a = -exp(A_log)
+
+x, B and C come through a short convolution and silu. The answer is gated and normed by another operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # configs are read without torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Heads:
+    """Heads of one layer, on this rank. Neighbouring heads share a group."""
+
+    heads: int
+    head_width: int
+    groups: int
+    state_width: int
+
+    @property
+    def size(self) -> int:
+        """Returns the numbers of a token's x, of its gate and of its answer."""
+        return self.heads * self.head_width
+
+    @property
+    def group_size(self) -> int:
+        """Returns the numbers of a token's B, and of its C."""
+        return self.groups * self.state_width
+
+    @property
+    def channels(self) -> int:
+        """Returns how many channels the convolution has: those of x, then B, then C."""
+        return self.size + 2 * self.group_size
+
+    @property
+    def columns(self) -> int:
+        """Returns the numbers of a token's first product: its gate z, the channels, dt."""
+        return self.size + self.channels + self.heads
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Weights:
+    """Small weights of one layer, on this rank."""
+
+    taps: Tensor  # [channels, taps]
+    taps_bias: Tensor | None  # [channels]
+    a: Tensor  # [heads] float32, below 0
+    step_bias: Tensor  # [heads] float32
+    skip: Tensor  # [heads] float32

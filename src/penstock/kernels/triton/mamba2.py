@@ -1,0 +1,136 @@
+"""Mamba2's recurrence, a program a row and head: convolutions, step, decay, update and answer; and its gated norm.
+
+A program reads the head's state once, changes it and writes it back. Heads of a group work out its B and C each for
+itself: the window is a ring, so neither spoils what the other reads. Chunks are `mamba2_chunks`' work.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.fp8_rows import Form, Rows
+from penstock.kernels.inputs import StepInputs
+from penstock.kernels.mamba2 import Mamba2Heads, Mamba2Weights
+from penstock.kernels.triton.delta_chunks import softplus
+from penstock.kernels.triton.fp8 import BITS, empty_rows, pointers, store_rows
+from penstock.kernels.triton.grid import next_power_of_2
+from penstock.kernels.triton.mamba2_chunks import mamba2_chunks
+from penstock.kernels.triton.pdl import early_of, release, wait
+from penstock.kernels.triton.short_conv import of_row, silu
+
+
+@triton.jit
+def _rows(
+    given, taps, taps_bias, a, step_bias, skip, window, matrix, slots, folds, positions, out, window_stride,
+    matrix_stride, stride, HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD: tl.constexpr, STATE: tl.constexpr,
+    WIDTH: tl.constexpr, HEAD_WIDTH: tl.constexpr, STATE_WIDTH: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot, position, fold = tl.load(slots + row).to(tl.int64), tl.load(positions + row), tl.load(folds + row) != 0
+    size: tl.constexpr = HEADS * HEAD
+    channels: tl.constexpr = size + 2 * GROUPS * STATE
+    dtype = given.dtype.element_ty
+    # C, B and x below each other: as many numbers as a program has threads, or more, so that each is loaded once.
+    part, lane = tl.arange(0, 4)[:, None], tl.arange(0, WIDTH)
+    of_group = size + head // (HEADS // GROUPS) * STATE + (1 - part) * (GROUPS * STATE)
+    channel = tl.where(part < 2, of_group, head * HEAD) + lane[None, :]
+    there = ((part < 2) & (lane < STATE)[None, :]) | ((part == 2) & (lane < HEAD)[None, :])
+    mixed = of_row(
+        given + size, taps, window, slot * window_stride, position, fold, row, stride, channel, there, channels, TAPS,
+        False,
+    )  # fmt: skip
+    if BIAS:
+        mixed += tl.load(taps_bias + channel, mask=there, other=0.0).to(tl.float32)
+    mixed = silu(mixed).to(dtype).to(tl.float32)
+    key, value = tl.arange(0, STATE_WIDTH), tl.arange(0, HEAD_WIDTH)
+    c = _first(tl.sum(tl.where(part == 0, mixed, 0.0), axis=0), WIDTH, STATE_WIDTH)[:, None]
+    b = _first(tl.sum(tl.where(part == 1, mixed, 0.0), axis=0), WIDTH, STATE_WIDTH)[:, None]
+    x = _first(tl.sum(tl.where(part == 2, mixed, 0.0), axis=0), WIDTH, HEAD_WIDTH)
+    dt = softplus(tl.load(given + row * stride + size + channels + head).to(tl.float32) + tl.load(step_bias + head))
+    held = matrix + slot * matrix_stride + head * (STATE * HEAD) + key[:, None] * HEAD + value[None, :]
+    within = (key < STATE)[:, None] & (value < HEAD)[None, :]
+    state = tl.load(held, mask=within, other=0.0).to(tl.float32)  # further up it would take twice the registers
+    if fold:
+        state *= tl.exp(dt * tl.load(a + head))
+        state += (b * dt) * x[None, :]
+        tl.store(held, state.to(matrix.dtype.element_ty), mask=within)
+    answer = tl.sum(state * c, axis=0) + tl.load(skip + head) * x
+    tl.store(out + row * size + head * HEAD + value, answer.to(dtype), mask=value < HEAD)
+
+
+@triton.jit
+def _first(numbers, WIDTH: tl.constexpr, COUNT: tl.constexpr):
+    """numbers [WIDTH], 0 from COUNT on -> [COUNT]."""
+    if COUNT == WIDTH:
+        return numbers
+    else:
+        return tl.sum(tl.reshape(numbers, (WIDTH // COUNT, COUNT)), axis=0)
+
+
+@triton.jit
+def _gated_norm(
+    x, gate, weight, out, low, scales, stride, gate_stride, eps, width, GROUPS: tl.constexpr, EACH: tl.constexpr,
+    FP8: tl.constexpr, EARLY: tl.constexpr, MOST_GROUPS: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """A program a row: GROUPS groups of EACH numbers, in tiles of powers of two."""
+    wait(EARLY)
+    release(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    group, own = tl.arange(0, MOST_GROUPS)[:, None], tl.arange(0, MOST)[None, :]
+    column, there = group * EACH + own, (group < GROUPS) & (own < EACH)
+    opening = tl.load(gate + row * gate_stride + column, mask=there, other=0.0).to(tl.float32)
+    value = tl.load(x + row * stride + column, mask=there, other=0.0).to(tl.float32) * silu(opening)
+    dtype: tl.constexpr = x.dtype.element_ty
+    value = (value * tl.rsqrt(tl.sum(value * value, axis=1) / EACH + eps)[:, None]).to(dtype).to(tl.float32)
+    value = (value * tl.load(weight + column, mask=there, other=0.0).to(tl.float32)).to(dtype)
+    if FP8 > 0:
+        whole: tl.constexpr = MOST_GROUPS * MOST
+        alone = row + tl.zeros((1, 1), tl.int64)
+        flat = (1, whole)
+        at, held = tl.reshape(row * width + column, flat), tl.reshape(there, flat)
+        store_rows(tl.reshape(value, flat), out, low, scales, at, held, alone, alone >= 0, width, FP8, whole)
+    else:
+        tl.store(out + row * width + column, value, mask=there)
+
+
+def mamba2(
+    given: Tensor, heads: Mamba2Heads, weights: Mamba2Weights, window: Tensor, matrix: Tensor, inputs: StepInputs
+) -> Tensor:
+    """given [T, columns], window [slots, taps, channels], matrix [slots, heads, state_width, head_width] -> [T, size].
+    The contract is `ops.Mamba2Scan`."""
+    h, w, states, rows = heads, weights, inputs.states, inputs.rows
+    assert states is not None, "a layer with a recurrent matrix has slots"
+    assert matrix[0].is_contiguous()
+    out = torch.empty((given.shape[0], h.size), dtype=given.dtype, device=given.device)
+    bias = w.taps if w.taps_bias is None else w.taps_bias
+    if rows:
+        value, key = next_power_of_2(h.head_width), next_power_of_2(h.state_width)
+        _rows[(rows, h.heads)](
+            given, w.taps, bias, w.a, w.step_bias, w.skip, window, matrix, states.slots,
+            states.folds.view(torch.uint8), inputs.positions, out, window.stride(0), matrix.stride(0), given.stride(0),
+            HEADS=h.heads, GROUPS=h.groups, HEAD=h.head_width, STATE=h.state_width, WIDTH=max(value, key),
+            HEAD_WIDTH=value, STATE_WIDTH=key, TAPS=w.taps.shape[1], BIAS=w.taps_bias is not None,
+            num_warps=max(1, min(16, value * key // 2048)),
+        )  # fmt: skip
+    if inputs.prefill is not None and given.shape[0] > rows:
+        mamba2_chunks(given, h, w, window, matrix, inputs, out)
+    return out
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float, form: Form = "wide") -> Rows:
+    """x [T, F], gate [T, F], whose rows may stand apart, weight [F] -> x * silu(gate), normed in groups of F / groups
+    neighbours, times weight, [T, F]."""
+    rows, width = x.shape
+    out: Rows = torch.empty((rows, width), dtype=x.dtype, device=x.device) if form == "wide" else empty_rows(x, form)
+    if rows:
+        each, early = width // groups, early_of(x.device, rows)
+        most, most_groups = next_power_of_2(each), next_power_of_2(groups)
+        _gated_norm[(rows,)](
+            x, gate, weight, *pointers(out), x.stride(0), gate.stride(0), eps, width, GROUPS=groups, EACH=each,
+            FP8=BITS[form], EARLY=early, MOST_GROUPS=most_groups, MOST=most,
+            num_warps=max(1, min(16, most * most_groups // 512)), launch_pdl=bool(early),
+        )  # fmt: skip
+    return out

@@ -91,6 +91,8 @@ def test_a_gated_norm(width: int, groups: int) -> None:
     for column in (plain, triton):
         made = column.gated_norm(x, gate, weight, groups, 1e-5)
         torch.testing.assert_close(made.double(), right, rtol=1e-4, atol=1e-5)
+        plainly = column.gated_norm(x, gate, None, groups, 1e-5)
+        torch.testing.assert_close(plainly.double(), wide.view(5, width), rtol=1e-4, atol=1e-5)
     in_eight = [column.gated_norm(x, gate, weight, groups, 1e-5, "eight") for column in (plain, triton)]
     torch.testing.assert_close(in_eight[0].scale, in_eight[1].scale, rtol=1e-5, atol=0)
     both = [each.numbers.float() * each.scale for each in in_eight]

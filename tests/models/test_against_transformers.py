@@ -80,6 +80,12 @@ OLMO_HYBRID = {  # q, k and v of one size: transformers writes their convolution
     "linear_key_head_dim": 12, "linear_value_head_dim": 12, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
 }  # fmt: skip
+GRANITE_HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 6,
+    "intermediate_size": 40, "shared_intermediate_size": 56, "mamba_n_heads": 8, "mamba_d_head": 16,
+    "mamba_d_state": 24, "mamba_n_groups": 2, "residual_multiplier": 0.8, "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2, "logits_scaling": 2.0,
+}  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 24, "head_dim": 32, "norm_topk_prob": True}
 DELTA_LAST = ["full_attention", "linear_attention", "linear_attention"]
 LFM2_MOE = {
@@ -264,6 +270,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         OLMO_HYBRID | {"linear_allow_neg_eigval": False, "attention_bias": True, "layer_types": DELTA_LAST}
         | {"linear_num_key_heads": 2, "linear_key_head_dim": 24}
         | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+    ),
+    "granite-4": ("GraniteMoeHybrid", GRANITE_HYBRID),
+    "granite-4-dense": (
+        "GraniteMoeHybrid",
+        GRANITE_HYBRID | {"num_local_experts": 0, "mamba_n_groups": 1, "mamba_proj_bias": True, "attention_bias": True}
+        | {"position_embedding_type": "rope", "mamba_conv_bias": False, "tie_word_embeddings": True}
+        | {"mamba_d_conv": 3, "layer_types": ["full_attention", "linear_attention", "linear_attention"]},
     ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),

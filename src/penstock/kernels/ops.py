@@ -180,8 +180,8 @@ class Ops:
     delta_rule: DeltaRule
     mamba2: Mamba2Scan
     # x [T, F], gate [T, F], whose rows may stand apart, weight [F], groups, eps, form -> x * silu(gate), normed in
-    # groups of F / groups neighbours and rounded, times weight
-    gated_norm: Callable[[Tensor, Tensor, Tensor, int, float, Form], Rows]
+    # groups of F / groups neighbours and rounded, times weight; weight None: x * silu(gate)
+    gated_norm: Callable[[Tensor, Tensor, Tensor | None, int, float, Form], Rows]
     softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     # ids [T], table [rows, d], the token of its first row -> [T, d], 0 where a token is not in it. None: all are
     embed: Callable[..., Tensor]

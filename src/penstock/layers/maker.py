@@ -214,10 +214,12 @@ class Maker:
             shared=shared,
         )
 
-    def shared_expert(self, at: str, hidden: int, middle: int, *, gate: str | None = None) -> SharedExpert:
-        """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`.   gate: the product whose sigmoid multiplies
-        the answer, None: it has none."""
-        mlp = self.mlp(at, hidden, middle, in_parts=True)
+    def shared_expert(
+        self, at: str, hidden: int, middle: int, *, gate: str | None = None, fused: bool = False
+    ) -> SharedExpert:
+        """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`, or as a fused MLP has them.   gate: the
+        product whose sigmoid multiplies the answer, None: it has none."""
+        mlp = self.mlp(at, hidden, middle, fused=fused, in_parts=True)
         return SharedExpert(mlp, None if gate is None else self.linear(gate, 1, hidden))
 
     def whole_moe(

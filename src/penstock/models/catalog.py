@@ -35,6 +35,7 @@ CATALOG: dict[str, Served] = {
     "glm4_moe": Served("GLM-4.5 to 4.7, Air, INTELLECT-3", notes=_EXPERTS),
     "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", _GPU, notes="experts in four bits (MXFP4) or wide"),
     "granite": Served("Granite 3.0 to 3.3", _GPU),
+    "granitemoehybrid": Served("Granite 4.0 H Micro, Tiny, Small; Micro", notes=_EXPERTS),
     "hunyuan_v1_dense": Served("Hunyuan 0.5B to 7B"),
     "hunyuan_v1_moe": Served("Hunyuan-A13B", notes=_EXPERTS),
     "lfm2": Served("LFM2 and LFM2.5, 230M to 2.6B"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.routing import Routing
 from penstock.models.dense import DenseConfig, listed_types, read_dense
 from penstock.models.experts import read_experts
 from penstock.models.keys import MOST, Keys
+from penstock.models.mamba_keys import MOST_HEADS, MOST_TAPS, MOST_WIDTH, read_state_dtype
 from penstock.models.model_config import ConfigDtype
 from penstock.models.rope_keys import read_rope
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 KINDS = ("linear_attention", "full_attention")
-MOST_HEADS, MOST_WIDTH, MOST_TAPS = 2**14, 256, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,7 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
         types = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
     bias = keys.flag("attention_bias")
     keys.past(attn_output_gate=True)
-    state = keys.text("mamba_ssm_dtype", "float32")
-    if state not in get_args(ConfigDtype):
-        raise keys.fail(f"mamba_ssm_dtype {state!r} is not supported: supported are {', '.join(get_args(ConfigDtype))}")
+    state = read_state_dtype(keys, "mamba_ssm_dtype")
     for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
         keys.take(name, None)  # drafts' layers, which are left out
     return fields | {

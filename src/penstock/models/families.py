@@ -43,6 +43,7 @@ OTHERS = frozenset(
         "families",
         "generation_config",
         "keys",
+        "mamba_keys",
         "model_config",
         "read_config",
         "rope_keys",

@@ -21,8 +21,15 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=keys.flag("mlp_bias"),
-        embedding_scale=keys.positive("embedding_multiplier", 1.0),
-        score_scale=keys.positive("attention_multiplier", 1.0),
-        residual_scale=keys.positive("residual_multiplier", 1.0),
-        logits_scale=1.0 / keys.positive("logits_scaling", 1.0),
+        **read_scales(keys),
     )
+
+
+def read_scales(keys: Keys) -> dict[str, Any]:
+    """Reads the numbers that scale embedding, scores, what joins the stream, and logits."""
+    return {
+        "embedding_scale": keys.positive("embedding_multiplier", 1.0),
+        "score_scale": keys.positive("attention_multiplier", 1.0),
+        "residual_scale": keys.positive("residual_multiplier", 1.0),
+        "logits_scale": 1.0 / keys.positive("logits_scaling", 1.0),
+    }

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.delta_rule import DeltaHeads
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.delta_hybrid import KINDS, MOST_TAPS, DeltaConfig, read_heads
+from penstock.models.delta_hybrid import KINDS, DeltaConfig, read_heads
 from penstock.models.dense import listed_types, read_dense
 from penstock.models.keys import Keys
+from penstock.models.mamba_keys import MOST_TAPS
 from penstock.models.olmo2 import NORMS
 from penstock.models.rope_keys import read_rope
 

@@ -18,7 +18,7 @@ WHY: dict[str, tuple[str, ...]] = {
         "kimi_k2", "kimi_k25", "longcat_flash", "minicpm3", "mistral4", "mistral_large4", "youtu",
     ),
     STATE: (
-        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "zamba",
+        "bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h", "zamba",
         "zamba2",
     ),
     LINEAR: (
@@ -37,7 +37,7 @@ _TAKE = {
     "ernie": "ERNIE 4.5 (ernie4_5, ernie4_5_moe)",
     "exaone": "EXAONE 4 (exaone4, exaone_moe)",
     "glm": "GLM-4.5 to 4.7 (glm4_moe)",
-    "granite": "Granite 3.3 (granite)",
+    "granite": "Granite 4 or 3.3 (granitemoehybrid, granite)",
     "kimi": QWEN3,
     "llama4": "Llama 3.x (llama)",
     "hunyuan": "Hunyuan (hunyuan_v1_dense, hunyuan_v1_moe)",

@@ -106,9 +106,10 @@ def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> di
     name."""
     found: dict[str, Entry] = {}
     for name, entry in entries.items():
-        own = name
+        own = f".{name}."
         for theirs, ours in renames:
             own = own.replace(f".{theirs}.", f".{ours}.")
+        own = own[1:-1]
         if own in found:
             raise CheckpointError(f"{entry.shard} holds tensor {shown(name)}, which is there as {own!r} too: {AGAIN}")
         found[own] = entry if own == name else replace(entry, name=own, stored=entry.stored or name)

@@ -69,9 +69,12 @@ def _block(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, state: Te
     return out.transpose(0, 1), state * total[:, -1:, None].exp() + (left * b).transpose(1, 2) @ x
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float, form: Form = "wide") -> Rows:
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, groups: int, eps: float, form: Form = "wide") -> Rows:
     """x [T, F], gate [T, F], weight [F] -> [T, F]: x * silu(gate), normed in groups of F / groups neighbours, times
-    weight."""
-    wide = (over_sigmoid(gate.float(), gate) * x.float()).unflatten(1, (groups, -1))
-    normed = (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(1).to(x.dtype)
+    weight; weight None: x * silu(gate)."""
+    wide = over_sigmoid(gate.float(), gate) * x.float()
+    if weight is None:
+        return in_form(wide.to(x.dtype), form)
+    parts = wide.unflatten(1, (groups, -1))
+    normed = (parts * (parts.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(1).to(x.dtype)
     return in_form(normed * weight, form)

@@ -73,7 +73,7 @@ def _first(numbers, WIDTH: tl.constexpr, COUNT: tl.constexpr):
 @triton.jit
 def _gated_norm(
     x, gate, weight, out, low, scales, stride, gate_stride, eps, width, GROUPS: tl.constexpr, EACH: tl.constexpr,
-    FP8: tl.constexpr, EARLY: tl.constexpr, MOST_GROUPS: tl.constexpr, MOST: tl.constexpr,
+    NORM: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr, MOST_GROUPS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """A program a row: GROUPS groups of EACH numbers, in tiles of powers of two."""
     wait(EARLY)
@@ -84,14 +84,16 @@ def _gated_norm(
     opening = tl.load(gate + row * gate_stride + column, mask=there, other=0.0).to(tl.float32)
     value = tl.load(x + row * stride + column, mask=there, other=0.0).to(tl.float32) * silu(opening)
     dtype: tl.constexpr = x.dtype.element_ty
-    value = (value * tl.rsqrt(tl.sum(value * value, axis=1) / EACH + eps)[:, None]).to(dtype).to(tl.float32)
-    value = (value * tl.load(weight + column, mask=there, other=0.0).to(tl.float32)).to(dtype)
+    if NORM:
+        value = (value * tl.rsqrt(tl.sum(value * value, axis=1) / EACH + eps)[:, None]).to(dtype).to(tl.float32)
+        value *= tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    value = value.to(dtype)
     if FP8 > 0:
         whole: tl.constexpr = MOST_GROUPS * MOST
         alone = row + tl.zeros((1, 1), tl.int64)
-        flat = (1, whole)
-        at, held = tl.reshape(row * width + column, flat), tl.reshape(there, flat)
-        store_rows(tl.reshape(value, flat), out, low, scales, at, held, alone, alone >= 0, width, FP8, whole)
+        at, held = tl.reshape(row * width + column, (1, whole)), tl.reshape(there, (1, whole))
+        flat = tl.reshape(value, (1, whole))
+        store_rows(flat, out, low, scales, at, held, alone, alone >= 0, width, FP8, whole)
     else:
         tl.store(out + row * width + column, value, mask=there)
 
@@ -120,17 +122,18 @@ def mamba2(
     return out
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float, form: Form = "wide") -> Rows:
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, groups: int, eps: float, form: Form = "wide") -> Rows:
     """x [T, F], gate [T, F], whose rows may stand apart, weight [F] -> x * silu(gate), normed in groups of F / groups
-    neighbours, times weight, [T, F]."""
+    neighbours, times weight, [T, F]; weight None: x * silu(gate)."""
     rows, width = x.shape
     out: Rows = torch.empty((rows, width), dtype=x.dtype, device=x.device) if form == "wide" else empty_rows(x, form)
     if rows:
         each, early = width // groups, early_of(x.device, rows)
         most, most_groups = next_power_of_2(each), next_power_of_2(groups)
         _gated_norm[(rows,)](
-            x, gate, weight, *pointers(out), x.stride(0), gate.stride(0), eps, width, GROUPS=groups, EACH=each,
-            FP8=BITS[form], EARLY=early, MOST_GROUPS=most_groups, MOST=most,
+            x, gate, x if weight is None else weight, *pointers(out), x.stride(0), gate.stride(0), eps, width,
+            GROUPS=groups, EACH=each, NORM=weight is not None, FP8=BITS[form], EARLY=early, MOST_GROUPS=most_groups,
+            MOST=most,
             num_warps=max(1, min(16, most * most_groups // 512)), launch_pdl=bool(early),
         )  # fmt: skip
     return out

@@ -20,6 +20,7 @@ from penstock.kernels.triton.short_conv import block_of, convolve_chunks
 # Values of a program that carries a state, and blocks that it has under way: as `delta_chunks` has them.
 _MANY, _FEW = (64, 2), (32, 3)
 _SEVERAL = 4  # chunks
+_NARROW = 128  # states up to here have room in the registers of four warps
 
 
 @triton.jit(do_not_specialize=["chunks"])
@@ -101,7 +102,7 @@ def mamba2_chunks(
     keys, values = (max(16, next_power_of_2(width)) for width in (h.state_width, h.head_width))
     wide = given.dtype == torch.float32
     exact = "tf32x3" if wide else "tf32"
-    part, stages = _MANY if chunks >= _SEVERAL else _FEW
+    part, stages = _MANY if chunks >= _SEVERAL and not wide else _FEW
     _scores[(tokens // BLOCK.value + chunks, h.groups)](
         mixed, start, scores, chunks, SIZE=h.size, GROUPS=h.groups, STATE=h.state_width, STATE_WIDTH=keys,
         PRECISION=exact, num_warps=4, num_stages=1,
@@ -110,5 +111,6 @@ def mamba2_chunks(
     _carry[(chunks, h.heads, cdiv(h.head_width, part))](
         mixed, given, scores, w.a, w.step_bias, w.skip, start, matrix, states.chunk_slots, out, rows,
         matrix.stride(0), given.stride(0), HEADS=h.heads, GROUPS=h.groups, HEAD=h.head_width, STATE=h.state_width,
-        STATE_WIDTH=keys, VALUES=part, PRECISION=exact, num_warps=4, num_stages=1 if wide else stages,
+        STATE_WIDTH=keys, VALUES=part, PRECISION=exact, num_warps=8 if wide or keys > _NARROW else 4,
+        num_stages=1 if wide else stages,
     )  # fmt: skip

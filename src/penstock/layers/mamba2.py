@@ -1,0 +1,139 @@
+"""Mamba2: a recurrent layer with a matrix a head as its state, whose decay hangs on the token (arXiv:2405.21060)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.fp8_rows import Rows
+from penstock.kernels.inputs import StepInputs
+from penstock.kernels.mamba2 import Mamba2Heads, Mamba2Weights
+from penstock.kernels.ops import Ops
+from penstock.kernels.state_forms import RecurrentForm, StateForm, StatePart
+from penstock.layers.delta_net import MATRIX
+from penstock.layers.linear import Linear
+from penstock.layers.maker import Maker
+from penstock.layers.short_conv import WINDOW
+from penstock.parallel.layout import Layout
+from penstock.quant.weight import Part, Weight
+
+
+@dataclass(slots=True)
+class GatedGroupNorm:
+    """x * silu(gate), normed within groups of neighbours (weight None: not normed). spans: so many neighbours of the
+    layout's ranks hold a group together."""
+
+    weight: Weight | None  # [size]
+    groups: int  # of this rank
+    eps: float
+    layout: Layout
+    spans: int
+
+    def __call__(self, ops: Ops, x: Tensor, gate: Tensor, reader: Linear) -> Rows:
+        """x, gate [T, size] -> [T, size], as `reader` takes it."""
+        weight = None if self.weight is None else self.weight.value
+        if weight is None or self.spans == 1:
+            return ops.gated_norm(x, gate, weight, self.groups, self.eps, reader.form(x.shape[0]))
+        wide = x.float() * torch.nn.functional.silu(gate.float())
+        means = self.layout.all_gather(wide.square().mean(-1, keepdim=True))
+        first = self.layout.rank // self.spans * self.spans
+        mean = means[first : first + self.spans].mean(0)
+        return (wide * (mean + self.eps).rsqrt()).to(x.dtype) * weight
+
+
+@dataclass(slots=True)
+class Mamba2:
+    """out(norm(recurrence(conv(x, B, C), dt), z)): z, x, B, C and dt of one product."""
+
+    name: str  # in a checkpoint, before `.in_proj`
+    form: StateForm
+    heads: Mamba2Heads
+    into: Linear  # [columns, d]: z, x, B, C, dt
+    taps: Weight  # [channels, 1, taps]
+    taps_bias: Weight | None  # [channels]
+    decay: Weight  # [heads] float32: A_log, of which -exp is used
+    step_bias: Weight  # [heads] float32
+    skip: Weight  # [heads] float32
+    norm: GatedGroupNorm
+    out: Linear  # [d, size]
+    small: Mamba2Weights | None = field(default=None, init=False)
+
+    kind: None = None  # it attends nothing
+    cos_sin: None = None
+    source: None = None
+
+    def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
+        """x [T, d] -> [T, d], or of those that the step keeps."""
+        assert self.small is not None, "a layer is prepared before it is used"
+        given = self.into(ops, x)
+        mixed = step.keep(ops.mamba2(given, self.heads, self.small, state[WINDOW], state[MATRIX], step))
+        return self.out(ops, self.norm(ops, mixed, step.keep(given)[:, : self.heads.size], self.out))
+
+    @property
+    def reader(self) -> Linear:
+        return self.into
+
+    def weights(self) -> Iterator[Weight]:
+        yield from (self.taps, self.decay, self.step_bias, self.skip)
+        yield from (weight for weight in (self.taps_bias, self.norm.weight) if weight is not None)
+        for matrix in self.matrices():
+            yield from matrix.weights()
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from (self.into, self.out)
+
+    def prepare(self, ops: Ops) -> None:
+        for matrix in self.matrices():
+            matrix.prepare(ops)
+        self.small = Mamba2Weights(
+            self.taps.value.squeeze(1),
+            None if self.taps_bias is None else self.taps_bias.value,
+            -torch.exp(self.decay.value),
+            self.step_bias.value,
+            self.skip.value,
+        )
+
+
+def make_mamba2(
+    make: Maker, at: str, hidden: int, heads: Mamba2Heads, taps: int, eps: float | None, state: torch.dtype, *,
+    bias: bool = False, taps_bias: bool = True,
+) -> Mamba2:  # fmt: skip
+    """Makes a layer of a checkpoint's in_proj, conv1d, A_log, dt_bias, D, norm and out_proj. at: the name before them.
+    heads: over all ranks, which share heads, and groups as far as there are.   eps: of its norm, None: it has none.
+    state: the dtype of its matrices.   bias: of in_proj and out_proj.   taps_bias: of conv1d."""
+    h, device = heads, make.device
+    of_heads = make.layout.share(h.heads, f"heads of {at}")
+    of_groups = make.layout.share(h.groups, f"groups of {at}", repeats=True)
+    own = replace(h, heads=h.heads // of_heads[0], groups=h.groups // of_groups[0])
+    convolved = [("x", h.size, of_heads), ("B", h.group_size, of_groups), ("C", h.group_size, of_groups)]
+
+    def parts(name: str, columns: list[tuple[str, int, tuple[int, int]]], *shape: int) -> Part:
+        cut = [Part(f"{at}.{name}.{letter}", (size, *shape), 0, *share) for letter, size, share in columns]
+        return Part.of_fused(f"{at}.{name}", cut)
+
+    def by_head(name: str, size: int = 1, dtype: torch.dtype = torch.float32) -> Weight:
+        return Weight([Part(f"{at}.{name}", (h.heads * size,), 0, *of_heads)], dtype, device)
+
+    columns = [("z", h.size, of_heads), *convolved, ("dt", h.heads, of_heads)]
+    keeps = (
+        StatePart(WINDOW, (taps, own.channels), make.dtype),
+        StatePart(MATRIX, (own.heads, own.state_width, own.head_width), state, sums=True),
+    )
+    norm = None if eps is None else by_head("norm.weight", h.head_width, make.dtype)
+    spans = max(1, make.layout.size // h.groups)
+    return Mamba2(
+        at,
+        RecurrentForm(keeps),
+        own,
+        make.fused_linear([parts("in_proj", columns, hidden)], bias),
+        Weight([parts("conv1d.weight", convolved, 1, taps)], make.dtype, device),
+        Weight([parts("conv1d.bias", convolved)], make.dtype, device) if taps_bias else None,
+        by_head("A_log"),
+        by_head("dt_bias"),
+        by_head("D"),
+        GatedGroupNorm(norm, own.groups, eps or 0.0, make.layout, spans),
+        make.row_linear(f"{at}.out_proj", hidden, h.size, h.heads, bias=bias),
+    )

@@ -1,0 +1,111 @@
+"""Granite 4: Mamba2 and attention in turns, an MLP behind each, and experts beside it on some models; Granite's four
+numbers that scale. Its heads may be rotated by nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.kernels.routing import Routing
+from penstock.layers.rope_config import RopeConfig
+from penstock.models.dense import DenseConfig, listed_types, read_dense
+from penstock.models.experts import read_experts
+from penstock.models.granite import read_scales
+from penstock.models.keys import MOST, Keys
+from penstock.models.mamba_keys import MambaShape, read_mamba
+from penstock.models.rope_keys import read_rope
+
+if TYPE_CHECKING:
+    from penstock.layers.block import Block
+    from penstock.layers.maker import Maker
+    from penstock.layers.mlp import FeedForward
+    from penstock.models.decoder import Decoder
+
+ARCHITECTURE = "GraniteMoeHybridForCausalLM"
+ATTENDS = ("attention", "full_attention")  # as it was published, and as transformers 5 calls it
+KINDS = ("mamba", "linear_attention", *ATTENDS)
+RENAMES = (
+    ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+    ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
+    ("shared_mlp.input_linear", "shared_mlp.gate_up_proj"),
+    ("shared_mlp.output_linear", "shared_mlp.down_proj"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteHybridConfig(DenseConfig):
+    """attends: whether each layer does.   experts: of a layer, 0: it has an MLP alone.   shared_size: inner size of
+    the MLP that every token goes through; intermediate_size is an expert's."""
+
+    attends: tuple[bool, ...]
+    mamba: MambaShape
+    experts: int
+    routing: Routing
+    shared_size: int
+
+
+def read(keys: Keys, named: dict[str, Any]) -> GraniteHybridConfig:
+    """Reads config.json."""
+    keys.past(normalization_function="rmsnorm")
+    keys.take("init_method", None)  # how weights were drawn
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True, rope_of=_rope)
+    layers, bias = fields["num_layers"], keys.flag("attention_bias")
+    types = listed_types(keys, layers, KINDS) or ["mamba"] * layers
+    experts, each = read_experts(keys, 8, 2, low=0, names=("num_local_experts",))
+    return GraniteHybridConfig(
+        **fields | read_scales(keys),
+        windows=(None,) * layers,
+        renames=RENAMES,
+        qkv_bias=bias,
+        o_bias=bias,
+        attends=tuple(kind in ATTENDS for kind in types),
+        mamba=read_mamba(keys, fields["hidden_size"], fields["rms_norm_eps"]),
+        experts=experts,
+        routing=Routing(top_k=each, renormalise=True),
+        shared_size=keys.count("shared_intermediate_size", 1024, high=MOST),
+    )
+
+
+def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
+    """Reads the rope, which turns nothing where the file asks for none."""
+    rope = read_rope(keys, positions, width)
+    kind = keys.text("position_embedding_type", "nope")
+    if kind not in ("rope", "nope"):
+        raise keys.fail(f"position_embedding_type {kind!r} is not supported: supported are rope and nope")
+    return rope if kind == "rope" else RopeConfig(theta=1.0, kind="none")
+
+
+def build(config: GraniteHybridConfig, make: Maker) -> Decoder:
+    """Makes the model, its weights not filled."""
+    from penstock.layers.decoder_layer import DecoderLayer
+    from penstock.layers.maker import Heads
+    from penstock.layers.norm import Norm
+    from penstock.models.decoder import Decoder
+
+    c, hidden = config, config.hidden_size
+    shape = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim)
+
+    def norm(name: str) -> Norm:
+        return make.norm(f"{name}.weight", hidden, c.rms_norm_eps)
+
+    def feed_forward(at: str) -> FeedForward:
+        if not c.experts:
+            return make.mlp(f"{at}.shared_mlp", hidden, c.shared_size, fused=True)
+        shared = make.shared_expert(f"{at}.shared_mlp", hidden, c.shared_size, fused=True)
+        experts = f"{at}.block_sparse_moe"
+        return make.moe(
+            experts, hidden, c.intermediate_size, c.experts, c.routing, router="router.layer", shared=shared
+        )
+
+    def layer(number: int, attends: bool) -> Block:
+        at = f"model.layers.{number}"
+        mixer: Any = c.mamba.make(make, f"{at}.mamba", hidden)
+        if attends:
+            mixer = make.attention(
+                f"{at}.self_attn", hidden, shape, c.rope, scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias
+            )
+        between = norm(f"{at}.post_attention_layernorm")
+        return DecoderLayer(norm(f"{at}.input_layernorm"), mixer, between, feed_forward(at), c.residual_scale)
+
+    scales = {"embedding_scale": c.embedding_scale, "logits_scale": c.logits_scale}
+    return Decoder(config, make, [layer(*each) for each in enumerate(c.attends)], norm("model.norm"), **scales)

@@ -1,0 +1,84 @@
+"""Mamba2's part of a config.json, in the two spellings that families have, and the layer that it makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from penstock.kernels.mamba2 import Mamba2Heads
+from penstock.models.keys import Keys
+from penstock.models.model_config import ConfigDtype
+
+if TYPE_CHECKING:
+    from penstock.layers.maker import Maker
+    from penstock.layers.mamba2 import Mamba2
+
+MOST_HEADS, MOST_WIDTH, MOST_TAPS = 2**14, 256, 16
+_NO_LIMIT = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])  # of dt; transformers 5 writes the second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaShape:
+    """A config's Mamba2 layers. taps: tokens that a convolution sees, taps_bias: whether it has a bias.   bias: of the
+    first and the last product.   eps: of its norm, None: it has none.   state_dtype: of its matrices."""
+
+    heads: Mamba2Heads
+    taps: int
+    taps_bias: bool
+    bias: bool
+    eps: float | None
+    state_dtype: ConfigDtype
+
+    def make(self, make: Maker, at: str, hidden: int) -> Mamba2:
+        """Makes a layer. at: the name before its tensors'."""
+        import torch
+
+        from penstock.layers.mamba2 import make_mamba2
+
+        state = getattr(torch, self.state_dtype)
+        return make_mamba2(
+            make, at, hidden, self.heads, self.taps, self.eps, state, bias=self.bias, taps_bias=self.taps_bias
+        )
+
+
+def read_mamba(keys: Keys, hidden: int, eps: float | None, *, bias: str = "mamba_proj_bias") -> MambaShape:
+    """Reads the keys that begin with mamba_, as Bamba, Granite 4 and Falcon-H1 have them. bias: the key of its
+    products'."""
+    heads = keys.count("mamba_n_heads", 128, high=MOST_HEADS)
+    expand, inner = keys.count("mamba_expand", 2, high=64), keys.count("mamba_d_ssm", None)
+    inner = expand * hidden if inner is None else inner
+    keys.past(mamba_d_head="auto")
+    width = keys.count("mamba_d_head", inner // heads, high=MOST_WIDTH)
+    if heads * width != inner:
+        raise keys.fail(f"mamba_n_heads ({heads}) of mamba_d_head ({width}) are not the {inner} numbers of a layer")
+    groups, state = keys.count("mamba_n_groups", 1), keys.count("mamba_d_state", 256, high=MOST_WIDTH)
+    past_scan(keys, "mamba_chunk_size")
+    return MambaShape(
+        heads=_checked(keys, Mamba2Heads(heads, width, groups, state)),
+        taps=keys.count("mamba_d_conv", 4, low=2, high=MOST_TAPS),
+        taps_bias=keys.flag("mamba_conv_bias", True),
+        bias=keys.flag(bias),
+        eps=eps,
+        state_dtype=read_state_dtype(keys, "mamba_ssm_dtype"),
+    )
+
+
+def past_scan(keys: Keys, chunk: str) -> None:
+    """Passes over how a scan is cut (`chunk`), and over bounds of dt that bound nothing; others stay, to be refused."""
+    keys.take(chunk, None)
+    for limit in _NO_LIMIT:
+        keys.past(time_step_limit=limit)
+
+
+def read_state_dtype(keys: Keys, name: str) -> ConfigDtype:
+    """Reads the dtype of recurrent matrices; float32 where the file doesn't say."""
+    dtype: ConfigDtype = keys.text(name, "float32")
+    if dtype not in get_args(ConfigDtype):
+        raise keys.fail(f"{name} {dtype!r} is not supported: supported are {', '.join(get_args(ConfigDtype))}")
+    return dtype
+
+
+def _checked(keys: Keys, heads: Mamba2Heads) -> Mamba2Heads:
+    if heads.heads % heads.groups:
+        raise keys.fail(f"{heads.heads} heads of Mamba2 are no multiple of its {heads.groups} groups")
+    return heads

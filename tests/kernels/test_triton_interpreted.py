@@ -119,3 +119,12 @@ def test_an_answer_is_opened_by_a_gate_whose_rows_stand_apart() -> None:
     assert isinstance(opened, torch.Tensor)
     torch.testing.assert_close(opened, x * beside[:, 60:].sigmoid(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(opened, plain_activation.sigmoid_mul(x, beside[:, 60:]), rtol=1e-6, atol=1e-6)
+
+
+def test_relu_squared():
+    x = cases.drawn(5, 60)
+    for column in (plain_activation, triton_activation):
+        torch.testing.assert_close(column.relu2(x).double(), x.double().clamp(min=0).square(), rtol=1e-5, atol=1e-6)
+        eight = column.relu2(x, "eight")
+        worth = eight.numbers.double() * eight.scale
+        assert (worth - x.double().clamp(min=0).square()).abs().max() < 0.07 * x.square().max()

@@ -39,6 +39,14 @@ def test_experts(dtype, kind, tokens, shape):
     check_experts("cuda", dtype, kind, tokens, *shape)
 
 
+@pytest.mark.parametrize("kind", ["plain", "channel", "blocks"])
+@pytest.mark.parametrize("tokens", [1, 4, 17, 400])
+def test_experts_without_a_gate(kind, tokens):
+    from triton_kernel_cases_moe import check_experts
+
+    check_experts("cuda", torch.bfloat16, kind, tokens, 16, 512, 192, 4, gated=False)
+
+
 @pytest.mark.parametrize("tokens", [1, 4, 5, 16, 17, 40, 130, 400, 900])
 @pytest.mark.parametrize("shape", [(32, 512, 320, 4), (8, 2880, 96, 2)], ids=str)
 def test_experts_in_four_bits(tokens, shape):

@@ -74,6 +74,12 @@ def test_experts(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2)
 
 
+@pytest.mark.parametrize("kind", ["plain", "channel", "blocks", "int4 zeros", "four"])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_experts_without_a_gate(kind, tokens):
+    cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2, gated=False)
+
+
 @pytest.mark.parametrize("kind", ["plain", "channel", "blocks"])
 def test_one_token_in_other_cuts(kind):
     of, gate_up, down = cases.made_experts(CPU, F32, kind, 3, 144, 40, 2, renormalise=False)

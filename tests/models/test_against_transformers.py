@@ -86,6 +86,12 @@ GRANITE_HYBRID = {
     "mamba_d_state": 24, "mamba_n_groups": 2, "residual_multiplier": 0.8, "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2, "logits_scaling": 2.0,
 }  # fmt: skip
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"], "head_dim": 32,
+    "mamba_num_heads": 4, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 16, "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56, "n_routed_experts": 6, "num_experts_per_tok": 2,
+    "time_step_min": 1e-30,  # it bounds dt from below in transformers' prompts, in its rows not, nor anywhere else
+}  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 24, "head_dim": 32, "norm_topk_prob": True}
 DELTA_LAST = ["full_attention", "linear_attention", "linear_attention"]
 LFM2_MOE = {
@@ -277,6 +283,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GRANITE_HYBRID | {"num_local_experts": 0, "mamba_n_groups": 1, "mamba_proj_bias": True, "attention_bias": True}
         | {"position_embedding_type": "rope", "mamba_conv_bias": False, "tie_word_embeddings": True}
         | {"mamba_d_conv": 3, "layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+    ),
+    "nemotron": ("NemotronH", NEMOTRON),
+    "nemotron-latent": (
+        "NemotronH",
+        NEMOTRON | {"moe_latent_size": 48, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}
+        | {"conv_kernel": 2, "norm_topk_prob": False, "use_bias": True, "use_conv_bias": False, "n_groups": 1, "num_key_value_heads": 1}
+        | {"layers_block_type": ["mlp", "full_attention", "linear_attention", "linear_attention", "moe"]},
     ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),

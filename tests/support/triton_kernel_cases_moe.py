@@ -55,17 +55,17 @@ def made_experts(
     top_k: int,
     renormalise: bool = True,
     correction: Tensor | None = None,
+    gated: bool = True,
 ) -> tuple[Experts, Tensor, Tensor]:
     """Experts, and what both stacks are worth in fp64."""
-    pairs = [
-        _matrix(device, dtype, kind, count, n, k, seed) for seed, (n, k) in enumerate([(2 * inner, d), (d, inner)])
-    ]
+    shapes = [((2 if gated else 1) * inner, d), (d, inner)]
+    pairs = [_matrix(device, dtype, kind, count, n, k, seed) for seed, (n, k) in enumerate(shapes)]
     (gate_up, first), (down, second) = pairs
-    clamp = (1.702, 1.5) if kind == "four" else None  # so low that some are cut
+    clamp = (1.702, 1.5) if kind == "four" and gated else None  # so low that some are cut
     routing = Routing(top_k=top_k, renormalise=renormalise)
     if correction is not None:
         routing = replace(routing, sigmoid=True, scale=2.5)
-    return Experts(gate_up, down, routing, dtype, clamp, correction), first, second
+    return Experts(gate_up, down, routing, dtype, clamp, correction, gated), first, second
 
 
 def _matrix(
@@ -137,8 +137,11 @@ def naive(x: Tensor, scores: Tensor, of: Experts, gate_up: Tensor, down: Tensor)
     for expert in chosen.unique().tolist():
         token, place = (chosen == expert).nonzero(as_tuple=True)
         weight = weights[token, place].double()[:, None]
-        gate, up = (x[token].double() @ gate_up[expert].mT + _bias(of.gate_up, expert)).chunk(2, 1)
-        if of.clamp is None:
+        made = x[token].double() @ gate_up[expert].mT + _bias(of.gate_up, expert)
+        gate, up = made.chunk(2, 1)
+        if not of.gated:
+            middle = made.clamp(min=0).square()
+        elif of.clamp is None:
             middle = gate / (1 + torch.exp(-gate)) * up
         else:
             slope, most = of.clamp
@@ -155,11 +158,11 @@ def _bias(matrix: ExpertMatrix, expert: int) -> Tensor | float:
 
 def check_experts(
     device: str, dtype: torch.dtype, kind: str, tokens: int, count: int, d: int, inner: int, top_k: int,
-    plan: moe.Plan | None = None, scores: Tensor | None = None, corrected: bool = False,
+    plan: moe.Plan | None = None, scores: Tensor | None = None, corrected: bool = False, gated: bool = True,
 ) -> None:  # fmt: skip
     """The kernels' answer, and plain torch's, against fp64."""
     correction = drawn(1, count, seed=5)[0].to(device) if corrected else None
-    of, gate_up, down = made_experts(device, dtype, kind, count, d, inner, top_k, correction=correction)
+    of, gate_up, down = made_experts(device, dtype, kind, count, d, inner, top_k, correction=correction, gated=gated)
     x = drawn(tokens, d, seed=7, dtype=dtype)
     scores = drawn(tokens, count, seed=8, by=2.0, dtype=dtype) if scores is None else scores
     wanted, size = naive(x, scores, of, gate_up, down)

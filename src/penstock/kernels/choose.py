@@ -108,6 +108,7 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "silu_mul": _triton("activation", "one launch"),
     "gelu_mul": _triton("activation", "one launch"),
     "sigmoid_mul": _triton("activation", "one launch"),
+    "relu2": _triton("activation", "one launch"),
     "softcap": _reference("activation"),
     "prepare_experts": _experts(),
     "experts": _experts(),

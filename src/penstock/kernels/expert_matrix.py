@@ -112,6 +112,7 @@ class ExpertMatrix:
 class Experts:
     """The experts of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and who is sent to them.
 
+    gated: False: gate_up is [E, F, d], up alone, and the middle is max(u, 0) squared (Nemotron 3).
     clamp: (a, most): the middle is g * sigmoid(a * g) * (u + 1) with g at most `most` and u within it (gpt-oss); None:
     silu(g) * u.   correction: [E] float32, added to what experts are worth where they are chosen, and to no weight.
     """
@@ -122,6 +123,7 @@ class Experts:
     dtype: torch.dtype  # of the model's rows
     clamp: tuple[float, float] | None = None
     correction: Tensor | None = None
+    gated: bool = True
 
     @property
     def top_k(self) -> int:

@@ -171,6 +171,7 @@ class Ops:
     gelu_mul: Callable[[Tensor, Form], Rows]  # the same with tanh's GELU
     # x [T, F], gate [T, F], whose rows may stand apart, form -> x * sigmoid(gate), rounded once
     sigmoid_mul: Callable[[Tensor, Tensor, Form], Rows]
+    relu2: Callable[[Tensor, Form], Rows]  # x [T, F], form -> max(x, 0) squared, rounded once
     prepare_experts: Callable[[Experts], Any]  # a layer's experts -> what `experts` takes; once, at load
     # x [T, d], the router's scores [T, E], prepared experts -> [T, d]: each token through the k that the routing
     # chooses (of equals the lower number), by the weights that it gives them, added up in float32

@@ -89,6 +89,71 @@ class DecoderLayer(_TwoParts):
 
 
 @dataclass(slots=True)
+class MixerLayer:
+    """A mixer alone behind a norm (Nemotron-H, arXiv:2504.03624)."""
+
+    norm: Norm
+    mixer: Mixer
+
+    def __call__(
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
+    ) -> tuple[Tensor, Tensor]:
+        rows, residual = self.norm(ops, x, residual, self.mixer.reader)
+        return self.mixer(ops, rows, step, state[0]), step.keep(residual)
+
+    def keeps(self) -> Sequence[Keeper]:
+        return (self.mixer,)
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from self.mixer.matrices()
+
+    def weights(self) -> Iterator[Weight]:
+        yield from self.norm.weights()
+        yield from self.mixer.weights()
+
+    def prepare(self, ops: Ops) -> Block:
+        self.mixer.prepare(ops)
+        return cast(Block, self)
+
+    @property
+    def numbers(self) -> int:
+        return sum(matrix.numbers for matrix in self.matrices())
+
+
+@dataclass(slots=True)
+class FeedForwardLayer:
+    """A feed-forward part alone behind a norm: nothing is kept of a sequence."""
+
+    norm: Norm
+    mlp: FeedForward
+
+    def __call__(
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
+    ) -> tuple[Tensor, Tensor]:
+        residual = None if residual is None else step.keep(residual)
+        rows, residual = self.norm(ops, step.keep(x), residual, self.mlp.reader)
+        return self.mlp(ops, rows), residual
+
+    def keeps(self) -> Sequence[Keeper]:
+        return ()
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from self.mlp.matrices()
+
+    def weights(self) -> Iterator[Weight]:
+        yield from self.norm.weights()
+        yield from self.mlp.weights()
+
+    def prepare(self, ops: Ops) -> Block:
+        self.mlp.prepare(ops)
+        return cast(Block, self)
+
+    @property
+    def numbers(self) -> int | None:
+        return self.mlp.numbers
+
+
+@dataclass(slots=True)
 class NormsBehindLayer(_TwoParts):
     """OLMo 2's order (arXiv:2501.00656): parts read the stream as it is, a norm behind each."""
 

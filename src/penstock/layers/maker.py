@@ -21,7 +21,7 @@ from penstock.kernels.state_forms import RecurrentForm, StatePart
 from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import Activation, Mlp
+from penstock.layers.mlp import Activation, Mlp, Relu2Mlp
 from penstock.layers.moe import Moe, SharedExpert, Stacked
 from penstock.layers.norm import Norm, WholeNorms
 from penstock.layers.rope import lanes, rope_table
@@ -190,18 +190,30 @@ class Maker:
             self.row_linear(f"{at}.out_proj", channels, channels, channels, bias=bias),
         )
 
+    def relu2_mlp(self, at: str, hidden: int, middle: int, *, in_parts: bool = False) -> Relu2Mlp:
+        """at: the name before `.up_proj` and `.down_proj`.   in_parts: as `mlp` takes it."""
+        up = self.column_linear([(f"{at}.up_proj", middle, middle)], hidden)
+        return Relu2Mlp(up, self.row_linear(f"{at}.down_proj", hidden, middle, middle, in_parts=in_parts))
+
     def moe(
         self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, router: str = "gate",
         names: tuple[str, str, str] | None = None, correction: Part | None = None, shared: SharedExpert | None = None,
+        gated: bool = True, latent: tuple[str, int, str] | None = None,
     ) -> Moe:  # fmt: skip
         """at: the name before `router`'s and `.experts`, of each of which every rank has a share.   names: of an
-        expert's gate, up and down, where they aren't an MLP's.   correction: the tensor of `Experts.correction`."""
+        expert's gate, up and down, where they aren't an MLP's.   correction: the tensor of `Experts.correction`.
+        gated: as Experts takes it.   latent: behind at, the product ahead of experts that are so narrow, the width, and
+        the product behind them."""
         gate, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
         each = [f"{at}.experts.{number}" for number in range(experts)]
         shares, share = self.layout.share(middle, f"the inner size of {at}.experts")
-        both = [f"{name}.{n}" for name in each for n in (gate, up)]
-        gate_up = [Part(name, (middle, hidden), 0, shares, share) for name in both]
-        down = [Part(f"{name}.{down_of}", (hidden, middle), 1, shares, share) for name in each]
+        first = [f"{name}.{n}" for name in each for n in ((gate, up) if gated else (up,))]
+        around, width = None, hidden
+        if latent is not None:
+            width = latent[1]
+            around = self.linear(f"{at}.{latent[0]}", width, hidden), self.linear(f"{at}.{latent[2]}", hidden, width)
+        gate_up = [Part(name, (middle, width), 0, shares, share) for name in first]
+        down = [Part(f"{name}.{down_of}", (width, middle), 1, shares, share) for name in each]
         return Moe(
             self.linear(f"{at}.{router}", experts, hidden),
             self._stacked(gate_up, experts),
@@ -212,14 +224,18 @@ class Maker:
             if correction is None
             else Weight([correction], torch.float32, self.device, shape=(experts,)),
             shared=shared,
+            gated=gated,
+            latent=around,
         )
 
     def shared_expert(
-        self, at: str, hidden: int, middle: int, *, gate: str | None = None, fused: bool = False
+        self, at: str, hidden: int, middle: int, *, gate: str | None = None, fused: bool = False, gated: bool = True
     ) -> SharedExpert:
         """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`, or as a fused MLP has them.   gate: the
-        product whose sigmoid multiplies the answer, None: it has none."""
-        mlp = self.mlp(at, hidden, middle, fused=fused, in_parts=True)
+        product whose sigmoid multiplies the answer, None: it has none.   gated: whether it is no `relu2_mlp`."""
+        mlp: Mlp | Relu2Mlp = self.relu2_mlp(at, hidden, middle, in_parts=True)
+        if gated:
+            mlp = self.mlp(at, hidden, middle, fused=fused, in_parts=True)
         return SharedExpert(mlp, None if gate is None else self.linear(gate, 1, hidden))
 
     def whole_moe(

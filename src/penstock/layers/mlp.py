@@ -38,6 +38,38 @@ class FeedForward(Protocol):
 
 
 @dataclass(slots=True)
+class Relu2Mlp:
+    """down(max(up(x), 0) squared), which has no gate (arXiv:2109.08668; Nemotron-H)."""
+
+    up: Linear  # [intermediate, d]
+    down: Linear  # [d, intermediate]
+
+    def __call__(self, ops: Ops, x: Rows) -> Tensor:
+        """x `[T, d]` -> `[T, d]`."""
+        made = self.up(ops, x)
+        return self.down(ops, ops.relu2(made, self.down.form(made.shape[0])))
+
+    @property
+    def reader(self) -> Linear:
+        return self.up
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from (self.up, self.down)
+
+    def weights(self) -> Iterator[Weight]:
+        for matrix in self.matrices():
+            yield from matrix.weights()
+
+    def prepare(self, ops: Ops) -> None:
+        for matrix in self.matrices():
+            matrix.prepare(ops)
+
+    @property
+    def numbers(self) -> int:
+        return self.up.numbers + self.down.numbers
+
+
+@dataclass(slots=True)
 class Mlp:
     """down(act(gate(x)) * up(x)) (arXiv:2002.05202)."""
 

@@ -17,7 +17,7 @@ from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.kernels.routing import Routing
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import Mlp
+from penstock.layers.mlp import Mlp, Relu2Mlp
 from penstock.parallel.layout import Layout
 from penstock.quant.scheme import ForExperts
 from penstock.quant.weight import Weight
@@ -51,7 +51,7 @@ class SharedExpert:
     """An MLP that every token goes through beside its experts (DeepSeekMoE, arXiv:2401.06066), its answer multiplied by
     the sigmoid of a gate's where it has one (Qwen2-MoE)."""
 
-    mlp: Mlp  # on several ranks it gives this one's part of the sum
+    mlp: Mlp | Relu2Mlp  # on several ranks it gives this one's part of the sum
     gate: Linear | None = None  # [1, d]
 
     def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
@@ -75,13 +75,15 @@ class Moe:
     """Mixture of experts with top-k routing (Mixtral, arXiv:2401.04088)."""
 
     router: Linear  # [experts, d]
-    gate_up: ExpertWeights  # [2 * intermediate, d]: an expert's gate, then its up
+    gate_up: ExpertWeights  # [2 * intermediate, d]: an expert's gate, then its up; not gated: [intermediate, d]
     down: ExpertWeights  # [d, intermediate]
     routing: Routing
     summed: Layout | None = None  # whose ranks have a share of every expert, and add their answers
     clamp: tuple[float, float] | None = None  # of the gate: kernels.expert_matrix.Experts
     correction: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
     shared: SharedExpert | None = None
+    gated: bool = True  # kernels.expert_matrix.Experts
+    latent: tuple[Linear, Linear] | None = None  # around the experts, which are narrower than d (Nemotron 3 Super)
     prepared: Any = field(default=None, init=False)
 
     reader: None = None  # router and experts read x
@@ -89,13 +91,18 @@ class Moe:
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """x `[T, d]` -> `[T, d]`."""
         x = wide(x)
-        out = ops.experts(x, self.router(ops, x), self.prepared)
+        inner = x if self.latent is None else self.latent[0](ops, x)
+        out = ops.experts(inner, self.router(ops, x), self.prepared)
+        if self.latent is not None:  # of several ranks each brings its part of the sum up
+            out = self.latent[1](ops, out)
         if self.shared is not None:
             out = self.shared.add_to(out, ops, x)
         return out if self.summed is None else self.summed.all_reduce(out)
 
     def matrices(self) -> Iterator[Linear]:
-        if self.shared is not None:  # the router stays as the checkpoint has it, and so does the shared expert's gate
+        # The router stays as the checkpoint has it, and so does the shared expert's gate.
+        yield from self.latent or ()
+        if self.shared is not None:
             yield from self.shared.mlp.matrices()
 
     def weights(self) -> Iterator[Weight]:
@@ -104,15 +111,19 @@ class Moe:
             yield self.correction
         yield from self.gate_up.loaded.values()
         yield from self.down.loaded.values()
+        for matrix in self.latent or ():
+            yield from matrix.weights()
         if self.shared is not None:
             yield from self.shared.weights()
 
     def prepare(self, ops: Ops) -> None:
-        self.router.prepare(ops)
+        for matrix in (self.router, *(self.latent or ())):
+            matrix.prepare(ops)
         if self.shared is not None:
             self.shared.prepare(ops)
         correction = None if self.correction is None else self.correction.value
-        of = Experts(self.gate_up.take(), self.down.take(), self.routing, ops.dtype, self.clamp, correction)
+        both = self.gate_up.take(), self.down.take()
+        of = Experts(*both, self.routing, ops.dtype, self.clamp, correction, self.gated)
         self.prepared = ops.prepare_experts(of)
 
     @property

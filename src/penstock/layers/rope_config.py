@@ -41,3 +41,6 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
     part: float = 1.0
     neighbours: bool = False
+
+
+NO_ROPE = RopeConfig(kind="none")

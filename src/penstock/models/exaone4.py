@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.layers.rope_config import RopeConfig
+from penstock.layers.rope_config import NO_ROPE
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_layer_types
 from penstock.models.keys import Keys
 
@@ -27,7 +27,7 @@ def read_exaone(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     turns = (each or window is None for each in slides)
     return fields | {
         "windows": tuple(window if each else None for each in slides),
-        "ropes": tuple(fields["rope"] if each else RopeConfig(kind="none") for each in turns),
+        "ropes": tuple(fields["rope"] if each else NO_ROPE for each in turns),
         "qk_norm": True,
     }
 

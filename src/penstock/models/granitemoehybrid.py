@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.routing import Routing
-from penstock.layers.rope_config import RopeConfig
+from penstock.layers.rope_config import NO_ROPE, RopeConfig
 from penstock.models.dense import DenseConfig, listed_types, read_dense
 from penstock.models.experts import read_experts
 from penstock.models.granite import read_scales
@@ -72,7 +72,7 @@ def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
     kind = keys.text("position_embedding_type", "nope")
     if kind not in ("rope", "nope"):
         raise keys.fail(f"position_embedding_type {kind!r} is not supported: supported are rope and nope")
-    return rope if kind == "rope" else RopeConfig(theta=1.0, kind="none")
+    return rope if kind == "rope" else NO_ROPE
 
 
 def build(config: GraniteHybridConfig, make: Maker) -> Decoder:

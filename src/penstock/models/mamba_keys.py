@@ -52,9 +52,11 @@ def read_mamba(keys: Keys, hidden: int, eps: float | None, *, bias: str = "mamba
     if heads * width != inner:
         raise keys.fail(f"mamba_n_heads ({heads}) of mamba_d_head ({width}) are not the {inner} numbers of a layer")
     groups, state = keys.count("mamba_n_groups", 1), keys.count("mamba_d_state", 256, high=MOST_WIDTH)
+    shape = Mamba2Heads(heads, width, groups, state)
+    check_groups(keys, shape)
     past_scan(keys, "mamba_chunk_size")
     return MambaShape(
-        heads=_checked(keys, Mamba2Heads(heads, width, groups, state)),
+        heads=shape,
         taps=keys.count("mamba_d_conv", 4, low=2, high=MOST_TAPS),
         taps_bias=keys.flag("mamba_conv_bias", True),
         bias=keys.flag(bias),
@@ -78,7 +80,7 @@ def read_state_dtype(keys: Keys, name: str) -> ConfigDtype:
     return dtype
 
 
-def _checked(keys: Keys, heads: Mamba2Heads) -> Mamba2Heads:
+def check_groups(keys: Keys, heads: Mamba2Heads) -> None:
+    """Refuses groups that heads don't divide into."""
     if heads.heads % heads.groups:
         raise keys.fail(f"{heads.heads} heads of Mamba2 are no multiple of its {heads.groups} groups")
-    return heads

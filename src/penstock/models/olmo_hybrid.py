@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.delta_rule import DeltaHeads
-from penstock.layers.rope_config import RopeConfig
+from penstock.layers.rope_config import NO_ROPE, RopeConfig
 from penstock.models.delta_hybrid import KINDS, DeltaConfig, read_heads
 from penstock.models.dense import listed_types, read_dense
 from penstock.models.keys import Keys
@@ -66,7 +66,7 @@ def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
     given = keys.rest.get("rope_parameters")
     if isinstance(given, dict) and "rope_theta" in given and given["rope_theta"] is None:
         keys.past(rope_parameters={"rope_theta": None, "rope_type": "default"})
-        return RopeConfig(theta=1.0, kind="none")
+        return NO_ROPE
     return read_rope(keys, positions, width)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from penstock.layers.rope_config import RopeConfig
+from penstock.layers.rope_config import NO_ROPE
 from penstock.models.dense import DenseConfig, build_dense, read_dense, read_layer_types
 from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
@@ -28,7 +28,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     return DenseConfig(
         **fields,
         windows=tuple(window if kind == "sliding_attention" else None for kind in types),
-        ropes=tuple(fields["rope"] if turn else RopeConfig(kind="none") for turn in turns),
+        ropes=tuple(fields["rope"] if turn else NO_ROPE for turn in turns),
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=keys.flag("mlp_bias"),

@@ -116,7 +116,11 @@ def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> di
     return found
 
 
-_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # one above the other
+_STACKED = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "up_proj": ("up_proj",),
+    "down_proj": ("down_proj",),
+}  # one above the other
 
 
 def unstacked(entries: dict[str, Entry], wanted: Container[str]) -> dict[str, Entry]:

@@ -38,6 +38,11 @@ def sigmoid_mul(x: Tensor, gate: Tensor, form: Form = "wide") -> Rows:
     return in_form(over_sigmoid(x.float(), gate).to(x.dtype), form)
 
 
+def relu2(x: Tensor, form: Form = "wide") -> Rows:
+    """x [T, F] -> max(x, 0) squared, [T, F], in the form asked for."""
+    return in_form(F.relu(x).square_(), form)
+
+
 def over_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
     """x, gate of one shape -> x * sigmoid(gate) float32, by the exponential that is the same for every element."""
     below = torch.neg(gate.float()).exp_().add_(1)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
-from penstock.kernels.reference.activation import silu_mul
+from penstock.kernels.fp8_rows import wide
+from penstock.kernels.reference.activation import relu2, silu_mul
 from penstock.kernels.routing import Routing
 
 
@@ -58,9 +59,7 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
         if rows is not None and not rows.shape[0]:
             continue
         taken = x if rows is None else x.index_select(0, rows)
-        gate_up = _product(taken, of.gate_up, expert)
-        middle = silu_mul(gate_up) if of.clamp is None else _clamped(gate_up, *of.clamp)
-        made = _product(middle, of.down, expert)
+        made = _product(_middle(_product(taken, of.gate_up, expert), of), of.down, expert)
         if rows is None:
             out.addcmul_(made.float(), mine[:, None])
         else:
@@ -76,6 +75,13 @@ def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
         made = x @ matrix.numbers[expert].to(x.dtype).T
         made = made if matrix.scale is None else (made.float() * matrix.scale[expert]).to(x.dtype)
     return made if matrix.bias is None else made.add_(matrix.bias[expert])
+
+
+def _middle(gate_up: Tensor, of: Experts) -> Tensor:
+    """gate_up [T, 2F], or [T, F] of experts without a gate -> [T, F]."""
+    if of.clamp is not None:
+        return _clamped(gate_up, *of.clamp)
+    return wide(silu_mul(gate_up) if of.gated else relu2(gate_up))
 
 
 def _clamped(gate_up: Tensor, slope: float, most: float) -> Tensor:

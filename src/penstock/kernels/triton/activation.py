@@ -71,8 +71,8 @@ def _gated(
 
 @triton.jit
 def _opened(
-    x, gate, out, low, scales, width, x_stride, gate_stride, FP8: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, gate, out, low, scales, width, x_stride, gate_stride, RELU: tl.constexpr, FP8: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     release(EARLY)
@@ -80,13 +80,23 @@ def _opened(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < width
     opening = tl.load(gate + row * gate_stride + column, mask=there, other=0.0).to(tl.float32)
-    value = tl.load(x + row * x_stride + column, mask=there, other=0.0).to(tl.float32) / (1.0 + tl.exp(-opening))
+    value = tl.load(x + row * x_stride + column, mask=there, other=0.0).to(tl.float32)
+    value = value * tl.maximum(opening, 0.0) if RELU else value / (1.0 + tl.exp(-opening))
     value = value.to(x.dtype.element_ty)
     _store(value, out, low, scales, row, column, there, width, FP8, BLOCK)
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor, form: Form = "wide") -> Rows:
     """x [T, F], gate [T, F], whose rows may stand apart -> x * sigmoid(gate), [T, F]. float32 inside, rounded once."""
+    return _launch_opened(x, gate, form, relu=False)
+
+
+def relu2(x: Tensor, form: Form = "wide") -> Rows:
+    """x [T, F] -> max(x, 0) squared, [T, F]. float32 inside, rounded once."""
+    return _launch_opened(x, x, form, relu=True)
+
+
+def _launch_opened(x: Tensor, gate: Tensor, form: Form, *, relu: bool) -> Rows:
     rows, width = x.shape
     plain = form == "wide"
     out: Rows = torch.empty((rows, width), dtype=x.dtype, device=x.device) if plain else empty_rows(x, form, width)
@@ -95,8 +105,8 @@ def sigmoid_mul(x: Tensor, gate: Tensor, form: Form = "wide") -> Rows:
         block = _BLOCK if plain else next_power_of_2(width)
         _opened[(rows, cdiv(width, block))](
             x, gate, *((out, out, out) if plain else pointers(out)), width, x.stride(0), gate.stride(0),
-            FP8=0 if plain else BITS[form], EARLY=early, BLOCK=block, num_warps=max(1, min(16, block // 256)),
-            launch_pdl=bool(early),
+            RELU=relu, FP8=0 if plain else BITS[form], EARLY=early, BLOCK=block,
+            num_warps=max(1, min(16, block // 256)), launch_pdl=bool(early),
         )  # fmt: skip
     return out
 

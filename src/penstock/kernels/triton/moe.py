@@ -43,8 +43,8 @@ WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: t
 @triton.jit
 def _tile(
     x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, expert, first, rows, block, N, K,
-    slope, most, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, GATED: tl.constexpr,
-    SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
+    slope, most, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, FIRST: tl.constexpr,
+    GATED: tl.constexpr, SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
     INTEGERS: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, WG: tl.constexpr, XG: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +53,7 @@ def _tile(
     real = m < rows
     slot = (first + m).to(tl.int64)
     pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
-    source = pair // TOP_K if GATED else slot
+    source = pair // TOP_K if FIRST else slot
     matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)  # its row in all experts'
     MXFP4: tl.constexpr = W_SCALES == 3
     HALVES: tl.constexpr = 2 if MXFP4 or INTEGERS == FOUR else 1
@@ -129,10 +129,11 @@ def _tile(
         if GATED:
             up += tl.load(bias + matrix + N).to(tl.float32)[:, None]
     there = (n < N)[None, :] & real[:, None]
-    if GATED:
+    if FIRST:
         if CLAMPED:
             sums, up = tl.minimum(sums, most), tl.minimum(tl.maximum(up, -most), most) + 1.0
-        value = tl.trans(swish(sums, slope) * up).to(WIDE)
+        positive = tl.maximum(sums, 0.0)
+        value = tl.trans(swish(sums, slope) * up if GATED else positive * positive).to(WIDE)
         at_slot = slot[:, None] * N + n[None, :]
         if FP8 > 0:
             scale_at = slot[:, None] * tl.num_programs(0) + block
@@ -148,13 +149,14 @@ def _tile(
 @triton.jit
 def _grouped(
     x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, tiles, chosen, N, K, slope, most,
-    TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, GATED: tl.constexpr,
+    TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr,
     SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
     INTEGERS: tl.constexpr, ZEROS: tl.constexpr,
     FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, FEW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     WG: tl.constexpr, XG: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """GATED: rows of x by token, out by slot, N of gate and up each; else rows of x by slot, out by pair.
+    """FIRST: rows of x by token, out by slot, N of gate and up each (not GATED: of up alone); else rows of x by slot,
+    out by pair.
 
     W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a part; 3: weights in
     MXFP4, with scales in words of four, [experts, K / 128, outputs].   INTEGERS: what a byte of them holds, 0: they are
@@ -170,15 +172,15 @@ def _grouped(
     if rows > FEW:
         _tile(
             x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, expert, first, rows, block, N,
-            K, slope, most, TOP_K, HAS_BIAS, CLAMPED, GATED, SORTED, W_SCALES, X_SCALES, PAIRED, INTEGERS, ZEROS, FP8,
-            WIDE, BM, BN, BK, WG, XG, EVEN_K, STAGES,
+            K, slope, most, TOP_K, HAS_BIAS, CLAMPED, FIRST, GATED, SORTED, W_SCALES, X_SCALES, PAIRED, INTEGERS, ZEROS,
+            FP8, WIDE, BM, BN, BK, WG, XG, EVEN_K, STAGES,
         )  # fmt: skip
     elif FEW > 0:  # noqa: SIM102 - it alone is known when this is compiled
         if rows > 0:
             _tile(
                 x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, expert, first, rows, block,
-                N, K, slope, most, TOP_K, HAS_BIAS, CLAMPED, GATED, SORTED, W_SCALES, X_SCALES, PAIRED, INTEGERS, ZEROS,
-                FP8, WIDE, FEW, BN, BK, WG, XG, EVEN_K, STAGES,
+                N, K, slope, most, TOP_K, HAS_BIAS, CLAMPED, FIRST, GATED, SORTED, W_SCALES, X_SCALES, PAIRED, INTEGERS,
+                ZEROS, FP8, WIDE, FEW, BN, BK, WG, XG, EVEN_K, STAGES,
             )  # fmt: skip
 
 
@@ -340,7 +342,7 @@ def _launch(
 ) -> None:  # fmt: skip
     """eight: `out` with its scales, where it is written in eight bits.   groups: neighbours of a row that share a scale
     in what the first product left; 0: this is the first."""
-    k, gated = (rows if isinstance(rows, Tensor) else rows.numbers).shape[1], not groups
+    k, first = (rows if isinstance(rows, Tensor) else rows.numbers).shape[1], not groups
     n = out.shape[1]
     x, low, scale = (rows, rows, rows) if isinstance(rows, Tensor) else pointers(rows)
     _, out_low, out_scale = (out, out, out) if eight is None else pointers(eight)
@@ -353,9 +355,8 @@ def _launch(
         scale if matrix.bias is None else matrix.bias, out, out_low, out_scale,
         routes.chosen if routes.pairs is None else routes.pairs,
         routes.chosen if routes.tiles is None else routes.tiles, routes.chosen, n, k, slope, most, TOP_K=of.top_k,
-        HAS_BIAS=matrix.bias is not None, CLAMPED=of.clamp is not None, GATED=gated, SORTED=is_sorted,
-        W_SCALES=matrix.scales, INTEGERS=integers,
-        ZEROS=matrix.zero is not None,
+        HAS_BIAS=matrix.bias is not None, CLAMPED=of.clamp is not None, FIRST=first, GATED=first and of.gated,
+        SORTED=is_sorted, W_SCALES=matrix.scales, INTEGERS=integers, ZEROS=matrix.zero is not None,
         X_SCALES=0 if isinstance(rows, Tensor) else 1 if by_row else 2,
         PAIRED=isinstance(rows, Fp8Rows) and rows.low is not None,
         FP8=0 if eight is None else BITS["eight" if eight.low is None else "pair"], WIDE=WIDE[of.dtype], BM=cut.rows,

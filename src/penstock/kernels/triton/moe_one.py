@@ -52,21 +52,29 @@ def _products(w, scale, x, BN: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, 
 @triton.jit
 def _gate_up(
     x, w, scale, chosen, out, N, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SCALES: tl.constexpr,
-    EARLY: tl.constexpr,
+    GATED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """x [K] -> out [pairs, N], silu(gate) * up. SCALES: 0 none, 1 a row's, 2 one for GROUP neighbours of a row."""
+    """x [K] -> out [pairs, N], silu(gate) * up, or (not GATED) max(up, 0) squared. SCALES: 0 none, 1 a row's, 2 one for
+    GROUP neighbours of a row."""
     wait(EARLY)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
-    gate_row = tl.load(chosen + pair).to(tl.int64) * 2 * N + tl.minimum(n, N - 1)
-    up_row = gate_row + N
+    gate_row = tl.load(chosen + pair).to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
     EACH: tl.constexpr = (K + GROUP - 1) // GROUP
     gates = _products(w + gate_row * K, scale + gate_row * EACH, x, BN, BK, K, SCALES)
-    ups = _products(w + up_row * K, scale + up_row * EACH, x, BN, BK, K, SCALES)
-    gate, up = tl.reduce((gates, ups), 1, both)
-    if SCALES == 1:
-        gate *= tl.load(scale + gate_row)
-        up *= tl.load(scale + up_row)
-    tl.store(out + pair * N + n, (swish(gate, 1.0) * up).to(out.dtype.element_ty), mask=n < N)
+    if GATED:
+        up_row = gate_row + N
+        ups = _products(w + up_row * K, scale + up_row * EACH, x, BN, BK, K, SCALES)
+        gate, up = tl.reduce((gates, ups), 1, both)
+        if SCALES == 1:
+            gate *= tl.load(scale + gate_row)
+            up *= tl.load(scale + up_row)
+        made = swish(gate, 1.0) * up
+    else:
+        only = tl.sum(gates, axis=1)
+        if SCALES == 1:
+            only *= tl.load(scale + gate_row)
+        made = only * tl.maximum(only, 0.0)
+    tl.store(out + pair * N + n, made.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
@@ -125,7 +133,8 @@ def one_token(x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut
     out, early = torch.empty_like(x), has_pdl(x.device)
     _gate_up[(cdiv(inner, first.outputs), of.top_k)](
         x, of.gate_up.numbers, _scale(of.gate_up, x), routes.chosen, middle, inner, K=d, BN=first.outputs,
-        BK=first.inputs, SCALES=of.gate_up.scales, EARLY=early, num_warps=first.warps, launch_pdl=bool(early),
+        BK=first.inputs, SCALES=of.gate_up.scales, GATED=of.gated, EARLY=early, num_warps=first.warps,
+        launch_pdl=bool(early),
     )  # fmt: skip
     _down[(cdiv(d, second.outputs),)](
         middle, of.down.numbers, _scale(of.down, x), routes.chosen, routes.weights, out, d, K=inner, TOP_K=of.top_k,

@@ -92,6 +92,12 @@ NEMOTRON = {
     "moe_shared_expert_intermediate_size": 56, "n_routed_experts": 6, "num_experts_per_tok": 2,
     "time_step_min": 1e-30,  # it bounds dt from below in transformers' prompts, in its rows not, nor anywhere else
 }  # fmt: skip
+FALCON = {
+    "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_state": 24, "mamba_n_groups": 2, "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.7, "mlp_multipliers": [0.9, 0.6], "key_multiplier": 0.4, "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9, "ssm_multipliers": [0.8, 1.3, 0.6, 0.5, 0.7], "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.5,
+}  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 24, "head_dim": 32, "norm_topk_prob": True}
 DELTA_LAST = ["full_attention", "linear_attention", "linear_attention"]
 LFM2_MOE = {
@@ -288,8 +294,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-latent": (
         "NemotronH",
         NEMOTRON | {"moe_latent_size": 48, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}
-        | {"conv_kernel": 2, "norm_topk_prob": False, "use_bias": True, "use_conv_bias": False, "n_groups": 1, "num_key_value_heads": 1}
-        | {"layers_block_type": ["mlp", "full_attention", "linear_attention", "linear_attention", "moe"]},
+        | {"conv_kernel": 2, "norm_topk_prob": False, "use_bias": True, "use_conv_bias": False, "n_groups": 1}
+        | {"layers_block_type": ["mlp", "full_attention", "linear_attention", "linear_attention", "moe"]}
+        | {"num_key_value_heads": 1},
+    ),
+    "falcon-h1": ("FalconH1", FALCON),
+    "falcon-h1-normed": (
+        "FalconH1",
+        FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 1, "attention_bias": True}
+        | {"mamba_proj_bias": True, "projectors_bias": True, "mamba_conv_bias": False, "mlp_bias": True}
+        | {"mamba_d_ssm": None, "mamba_n_heads": 8, "tie_word_embeddings": True},
     ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),

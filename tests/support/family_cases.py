@@ -50,6 +50,7 @@ DELTA = {
     {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25, "mrope_section": [4, 2, 2]},
 }  # fmt: skip
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 2}
 SHARED = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
 
 
@@ -162,6 +163,22 @@ CASES: dict[str, Case] = {
     ),
     "qwen3_next 4/1 of 64": (
         "Qwen3Next", heads(4, 1, 64) | DELTA | SHARED | {"num_experts": 6, "num_experts_per_tok": 2},
+    ),
+    "granitemoehybrid 4/2 of 32, one group": (
+        "GraniteMoeHybrid", {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": HYBRID} | MAMBA
+        | {"num_local_experts": 6, "shared_intermediate_size": 96, "mamba_n_groups": 1, "attention_multiplier": 0.2}
+        | {"residual_multiplier": 0.8} | THREE,
+    ),
+    "nemotron_h 4/2 of 64": (
+        "NemotronH", heads(4, 2, 64) | {"mamba_num_heads": 4, "mamba_head_dim": 64, "n_groups": 2}
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "moe_intermediate_size": 48}
+        | {"moe_shared_expert_intermediate_size": 64, "n_routed_experts": 6, "moe_latent_size": 64}
+        | {"time_step_min": 1e-30},
+    ),
+    "falcon_h1 4/2 of 32": (
+        "FalconH1", {"num_attention_heads": 4, "num_key_value_heads": 2} | MAMBA
+        | {"mamba_d_ssm": 256, "key_multiplier": 0.5, "mlp_multipliers": [0.9, 0.6], "ssm_out_multiplier": 0.7}
+        | {"ssm_multipliers": [0.8, 1.3, 0.6, 0.5, 0.7]},
     ),
     "glm4_moe 4/2 of 64, groups": (
         "Glm4Moe", heads(4, 2, 64) | {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}

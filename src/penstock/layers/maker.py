@@ -233,10 +233,10 @@ class Maker:
     ) -> SharedExpert:
         """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`, or as a fused MLP has them.   gate: the
         product whose sigmoid multiplies the answer, None: it has none.   gated: whether it is no `relu2_mlp`."""
-        mlp: Mlp | Relu2Mlp = self.relu2_mlp(at, hidden, middle, in_parts=True)
-        if gated:
-            mlp = self.mlp(at, hidden, middle, fused=fused, in_parts=True)
-        return SharedExpert(mlp, None if gate is None else self.linear(gate, 1, hidden))
+        opened = None if gate is None else self.linear(gate, 1, hidden)
+        if not gated:
+            return SharedExpert(self.relu2_mlp(at, hidden, middle, in_parts=True), opened)
+        return SharedExpert(self.mlp(at, hidden, middle, fused=fused, in_parts=True), opened)
 
     def whole_moe(
         self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, clamp: tuple[float, float],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -59,6 +59,7 @@ class Mamba2:
     skip: Weight  # [heads] float32
     norm: GatedGroupNorm
     out: Linear  # [d, size]
+    column_scales: Tensor | None  # [columns]: what the first product is multiplied by
     small: Mamba2Weights | None = field(default=None, init=False)
 
     kind: None = None  # it attends nothing
@@ -69,6 +70,8 @@ class Mamba2:
         """x [T, d] -> [T, d], or of those that the step keeps."""
         assert self.small is not None, "a layer is prepared before it is used"
         given = self.into(ops, x)
+        if self.column_scales is not None:
+            given.mul_(self.column_scales)
         mixed = step.keep(ops.mamba2(given, self.heads, self.small, state[WINDOW], state[MATRIX], step))
         return self.out(ops, self.norm(ops, mixed, step.keep(given)[:, : self.heads.size], self.out))
 
@@ -99,11 +102,12 @@ class Mamba2:
 
 def make_mamba2(
     make: Maker, at: str, hidden: int, heads: Mamba2Heads, taps: int, eps: float | None, state: torch.dtype, *,
-    bias: bool = False, taps_bias: bool = True,
+    bias: bool = False, out_bias: bool = False, taps_bias: bool = True, columns: Sequence[float] = (),
 ) -> Mamba2:  # fmt: skip
     """Makes a layer of a checkpoint's in_proj, conv1d, A_log, dt_bias, D, norm and out_proj. at: the name before them.
     heads: over all ranks, which share heads, and groups as far as there are.   eps: of its norm, None: it has none.
-    state: the dtype of its matrices.   bias: of in_proj and out_proj.   taps_bias: of conv1d."""
+    state: the dtype of its matrices.   bias: of in_proj.   out_bias: of out_proj.   taps_bias: of conv1d.   columns:
+    what z, x, B, C and dt are multiplied by behind in_proj; empty: nothing."""
     h, device = heads, make.device
     of_heads = make.layout.share(h.heads, f"heads of {at}")
     of_groups = make.layout.share(h.groups, f"groups of {at}", repeats=True)
@@ -117,23 +121,26 @@ def make_mamba2(
     def by_head(name: str, size: int = 1, dtype: torch.dtype = torch.float32) -> Weight:
         return Weight([Part(f"{at}.{name}", (h.heads * size,), 0, *of_heads)], dtype, device)
 
-    columns = [("z", h.size, of_heads), *convolved, ("dt", h.heads, of_heads)]
+    of_all = [("z", h.size, of_heads), *convolved, ("dt", h.heads, of_heads)]
     keeps = (
         StatePart(WINDOW, (taps, own.channels), make.dtype),
         StatePart(MATRIX, (own.heads, own.state_width, own.head_width), state, sums=True),
     )
     norm = None if eps is None else by_head("norm.weight", h.head_width, make.dtype)
     spans = max(1, make.layout.size // h.groups)
+    sizes = torch.tensor([own.size, own.size, own.group_size, own.group_size, own.heads])
+    scales = torch.tensor(columns).repeat_interleave(sizes).to(device, make.dtype) if columns else None
     return Mamba2(
         at,
         RecurrentForm(keeps),
         own,
-        make.fused_linear([parts("in_proj", columns, hidden)], bias),
+        make.fused_linear([parts("in_proj", of_all, hidden)], bias),
         Weight([parts("conv1d.weight", convolved, 1, taps)], make.dtype, device),
         Weight([parts("conv1d.bias", convolved)], make.dtype, device) if taps_bias else None,
         by_head("A_log"),
         by_head("dt_bias"),
         by_head("D"),
         GatedGroupNorm(norm, own.groups, eps or 0.0, make.layout, spans),
-        make.row_linear(f"{at}.out_proj", hidden, h.size, h.heads, bias=bias),
+        make.row_linear(f"{at}.out_proj", hidden, h.size, h.heads, bias=out_bias),
+        scales,
     )

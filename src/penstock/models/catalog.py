@@ -28,6 +28,7 @@ CATALOG: dict[str, Served] = {
     "ernie4_5_moe": Served("ERNIE 4.5 21B-A3B, 300B-A47B", notes=_EXPERTS),
     "exaone4": Served("EXAONE 4.0 1.2B, 32B"),
     "exaone_moe": Served("K-EXAONE 236B-A23B", notes=_EXPERTS),
+    "falcon_h1": Served("Falcon-H1 0.5B to 34B"),
     "gemma2": Served("Gemma 2", _GPU),
     "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
     "gemma3_text": Served("Gemma 3 270M, 1B", _GPU),

@@ -19,15 +19,18 @@ _NO_LIMIT = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])  # of dt; tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaShape:
-    """A config's Mamba2 layers. taps: tokens that a convolution sees, taps_bias: whether it has a bias.   bias: of the
-    first and the last product.   eps: of its norm, None: it has none.   state_dtype: of its matrices."""
+    """A config's Mamba2 layers. taps: tokens that a convolution sees, taps_bias: whether it has a bias.   bias,
+    out_bias: of the first and of the last product.   eps: of its norm, None: it has none.   state_dtype: of its
+    matrices.   columns: what z, x, B, C and dt are multiplied by behind the first product; empty: nothing."""
 
     heads: Mamba2Heads
     taps: int
     taps_bias: bool
     bias: bool
+    out_bias: bool
     eps: float | None
     state_dtype: ConfigDtype
+    columns: tuple[float, ...] = ()
 
     def make(self, make: Maker, at: str, hidden: int) -> Mamba2:
         """Makes a layer. at: the name before its tensors'."""
@@ -37,15 +40,20 @@ class MambaShape:
 
         state = getattr(torch, self.state_dtype)
         return make_mamba2(
-            make, at, hidden, self.heads, self.taps, self.eps, state, bias=self.bias, taps_bias=self.taps_bias
-        )
+            make, at, hidden, self.heads, self.taps, self.eps, state, bias=self.bias, out_bias=self.out_bias,
+            taps_bias=self.taps_bias, columns=self.columns,
+        )  # fmt: skip
 
 
-def read_mamba(keys: Keys, hidden: int, eps: float | None, *, bias: str = "mamba_proj_bias") -> MambaShape:
-    """Reads the keys that begin with mamba_, as Bamba, Granite 4 and Falcon-H1 have them. bias: the key of its
-    products'."""
+def read_mamba(
+    keys: Keys, hidden: int, eps: float | None, *, inner: int | None = None, out_bias: str | None = None,
+    columns: tuple[float, ...] = (),
+) -> MambaShape:  # fmt: skip
+    """Reads the keys that begin with mamba_, as Granite 4 and Falcon-H1 have them. inner: the size of x where the file
+    is silent.   out_bias: the key of the last product's bias, None: the first's.   columns: as MambaShape has them."""
     heads = keys.count("mamba_n_heads", 128, high=MOST_HEADS)
-    expand, inner = keys.count("mamba_expand", 2, high=64), keys.count("mamba_d_ssm", None)
+    expand, bias = keys.count("mamba_expand", 2, high=64), keys.flag("mamba_proj_bias")
+    inner = keys.count("mamba_d_ssm", None if "mamba_d_ssm" in keys.rest else inner)
     inner = expand * hidden if inner is None else inner
     keys.past(mamba_d_head="auto")
     width = keys.count("mamba_d_head", inner // heads, high=MOST_WIDTH)
@@ -59,9 +67,11 @@ def read_mamba(keys: Keys, hidden: int, eps: float | None, *, bias: str = "mamba
         heads=shape,
         taps=keys.count("mamba_d_conv", 4, low=2, high=MOST_TAPS),
         taps_bias=keys.flag("mamba_conv_bias", True),
-        bias=keys.flag(bias),
+        bias=bias,
+        out_bias=bias if out_bias is None else keys.flag(out_bias),
         eps=eps,
         state_dtype=read_state_dtype(keys, "mamba_ssm_dtype"),
+        columns=columns,
     )
 
 

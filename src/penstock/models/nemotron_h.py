@@ -113,11 +113,13 @@ def _mamba(keys: Keys, eps: float) -> MambaShape:
     )
     check_groups(keys, heads)
     past_scan(keys, "chunk_size")
+    bias = keys.flag("use_bias")
     return MambaShape(
         heads=heads,
         taps=keys.count("conv_kernel", 4, low=2, high=MOST_TAPS),
         taps_bias=keys.flag("use_conv_bias", True),
-        bias=keys.flag("use_bias"),
+        bias=bias,
+        out_bias=bias,
         eps=eps,
         state_dtype=read_state_dtype(keys, "mamba_ssm_cache_dtype"),
     )

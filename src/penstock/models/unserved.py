@@ -18,7 +18,7 @@ WHY: dict[str, tuple[str, ...]] = {
         "kimi_k2", "kimi_k25", "longcat_flash", "minicpm3", "mistral4", "mistral_large4", "youtu",
     ),
     STATE: (
-        "bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba",
+        "bamba", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba",
         "zamba2",
     ),
     LINEAR: (

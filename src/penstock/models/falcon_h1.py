@@ -1,0 +1,104 @@
+"""Falcon-H1: attention and Mamba2 side by side in every layer, and numbers that scale each part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.models.dense import DenseConfig, read_dense
+from penstock.models.keys import Keys
+from penstock.models.mamba_keys import MambaShape, read_mamba
+
+if TYPE_CHECKING:
+    from penstock.layers.block import Block
+    from penstock.layers.maker import Maker
+    from penstock.models.decoder import Decoder
+
+ARCHITECTURE = "FalconH1ForCausalLM"
+RENAMES = (("model.final_layernorm", "model.norm"),)
+INNER = 1024  # of Mamba2, where the file doesn't say
+COLUMNS = 5  # of Mamba2's first product: z, x, B, C and dt
+# How weights were drawn once, how transformers runs, and what nothing reads.
+_UNREAD = ("time_step_min", "time_step_max", "time_step_floor", "num_logits_to_keep", "mlp_expansion_factor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FalconConfig(DenseConfig):
+    """by: the fields of `Multipliers`."""
+
+    mamba: MambaShape
+    by: tuple[tuple[str, float], ...]
+
+
+def read(keys: Keys, named: dict[str, Any]) -> FalconConfig:
+    """Reads config.json."""
+    for name in _UNREAD:
+        keys.take(name, None)
+    keys.past(mamba_use_mlp=True, mamba_step=1)
+    normed, first = keys.flag("mamba_rms_norm"), keys.flag("mamba_norm_before_gate", True)
+    if normed and first:
+        raise keys.fail("mamba_norm_before_gate is true beside mamba_rms_norm: supported is a norm behind the gate")
+    fields = read_dense(keys, named, eps=1e-5)
+    bias, gate = keys.flag("attention_bias"), _numbers(keys, "mlp_multipliers", 2)
+    mamba = read_mamba(
+        keys, fields["hidden_size"], fields["rms_norm_eps"] if normed else None, inner=INNER,
+        out_bias="projectors_bias", columns=_numbers(keys, "ssm_multipliers", COLUMNS),
+    )  # fmt: skip
+    by = {
+        "mamba_in": keys.number("ssm_in_multiplier", 1.0),
+        "mamba_out": keys.number("ssm_out_multiplier", 1.0),
+        "attention_in": keys.number("attention_in_multiplier", 1.0),
+        "attention_out": keys.number("attention_out_multiplier", 1.0),
+        "gate": gate[0],
+        "mlp_out": gate[1],
+    }
+    return FalconConfig(
+        **fields,
+        windows=(None,) * fields["num_layers"],
+        renames=RENAMES,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=keys.flag("mlp_bias"),
+        embedding_scale=keys.number("embedding_multiplier", 1.0),
+        logits_scale=keys.number("lm_head_multiplier", 1.0),
+        score_scale=keys.number("key_multiplier", 1.0) * fields["head_dim"] ** -0.5,
+        mamba=mamba,
+        by=tuple(by.items()),
+    )
+
+
+def _numbers(keys: Keys, name: str, count: int) -> tuple[float, ...]:
+    """Reads a list of so many numbers; all 1 where the file doesn't say."""
+    given = keys.take(name, [1.0] * count)
+    if not isinstance(given, list) or len(given) != count:
+        raise keys.fail(f"{name} must be a list of {count} numbers, not {given!r}")
+    inner = keys.part(name, {str(number): value for number, value in enumerate(given)})
+    return tuple(inner.number(str(number)) for number in range(count))
+
+
+def build(config: FalconConfig, make: Maker) -> Decoder:
+    """Makes the model, its weights not filled."""
+    from penstock.layers.maker import Heads
+    from penstock.layers.norm import Norm
+    from penstock.layers.parallel_layer import Multipliers, ParallelLayer
+    from penstock.models.decoder import Decoder
+
+    c, hidden = config, config.hidden_size
+    shape, by = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim), Multipliers(**dict(c.by))
+
+    def norm(name: str) -> Norm:
+        return make.norm(f"{name}.weight", hidden, c.rms_norm_eps)
+
+    def layer(number: int) -> Block:
+        at = f"model.layers.{number}"
+        attention = make.attention(
+            f"{at}.self_attn", hidden, shape, c.rope, scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias
+        )
+        mlp = make.mlp(f"{at}.feed_forward", hidden, c.intermediate_size, bias=c.mlp_bias)
+        mamba = c.mamba.make(make, f"{at}.mamba", hidden)
+        between = norm(f"{at}.pre_ff_layernorm")
+        return ParallelLayer(norm(f"{at}.input_layernorm"), mamba, attention, between, mlp, by)
+
+    layers = [layer(number) for number in range(c.num_layers)]
+    scales = {"embedding_scale": c.embedding_scale, "logits_scale": c.logits_scale}
+    return Decoder(config, make, layers, norm("model.norm"), **scales)

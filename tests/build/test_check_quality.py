@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from family_cases import CASES, make_folder
 
 from penstock.build import check_quality
 from penstock.build.check_quality import _compare, _kept, find_costly, score_built, score_source
 from penstock.build.options import BuildOptions
 from penstock.build.work_sample import WorkSample
 from penstock.demo import model_folder
+from penstock.errors import UsageError
 from penstock.weights.write_quantized import write_quantized
 
 pytestmark = pytest.mark.torch
@@ -25,8 +28,13 @@ class Told:
         self.logits = logits
 
 
+def told(logits: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Their positions from the last to the first, five at once."""
+    return zip(reversed(torch.arange(len(logits)).split(5)), reversed(logits.split(5)), strict=True)
+
+
 def compared(theirs: torch.Tensor, mine: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, ...]:
-    monkeypatch.setattr(check_quality, "_logits", lambda model, *_: iter(model.logits.split(5)))
+    monkeypatch.setattr(check_quality, "_logits", lambda model, *_: told(model.logits))
     return _compare(Told(mine), None, [], _kept(theirs))  # type: ignore[arg-type]
 
 
@@ -103,3 +111,37 @@ def test_eight_bits_of_kv_are_in_the_built_model_alone(tmp_path: Path) -> None:
     assert score_built(options, {"kv_cache_dtype": "auto"}, {})["kl_mean"] == 0
     built = score_built(options, {"kv_cache_dtype": "fp8"}, {})
     assert built["kl_mean"] > 0 and set(built["kv_scales"]) == {f"model.layers.{n}.self_attn" for n in range(8)}
+
+
+def test_recurrent_states_are_rounded_at_each_token_of_the_built_model(tmp_path: Path) -> None:
+    folder = make_folder(CASES["qwen3_5 4/2 of 64, a quarter turns, 2/4 delta heads of 64"], tmp_path)
+    knobs = {"device": "cpu", "dtype": "float32", "mamba_ssm_cache_dtype": "bfloat16"}
+    options = msgspec.to_builtins(BuildOptions(model=str(folder), out=str(tmp_path), knobs=knobs))
+    prompts = [list(range(40, 70)), list(range(100, 105))]
+    work = WorkSample(told="rows", prompts=prompts, sampling=[{}] * 2, outputs=[20] * 2, concurrency=2)
+    score_source(options, str(folder), [msgspec.to_builtins(work)])
+    assert score_built(options, {"mamba_ssm_cache_dtype": "auto"}, {})["kl_mean"] < 1e-9
+    narrow = score_built(options, {}, {})
+    assert narrow["tokens"] == 75 and 1e-6 < narrow["kl_mean"] < 0.01
+
+
+def test_texts_go_through_in_stretches_as_whole(tmp_path: Path) -> None:
+    folder = make_folder(CASES["qwen3_5 4/2 of 64, a quarter turns, 2/4 delta heads of 64"], tmp_path)
+    asked = BuildOptions(model=str(folder), out=str(tmp_path), knobs={"device": "cpu", "dtype": "float32"})
+    texts, found = [list(range(40, 70)), list(range(100, 105))], []
+    with torch.inference_mode():
+        model, ops = check_quality.open_model(asked.config(str(folder)), folder, 50)
+        for stretch in (1000, 7, 1):
+            hidden, places = torch.zeros(35, 128), []
+            for run in check_quality.batches(model, texts, stretch):
+                places.append(run.of)
+                hidden[run.of] = model.forward(run.ids, run.step, run.kv, ops)[run.places]
+            assert len(places) == -(-30 // stretch) and torch.cat(places).sort().values.tolist() == list(range(35))
+            found.append(hidden)
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0], rtol=1e-4, atol=1e-4)
+
+
+def test_states_of_an_artifact_stay_as_they_were_checked() -> None:
+    with pytest.raises(UsageError, match="mamba_ssm_cache_dtype is settled in an artifact"):
+        BuildOptions(model="x", out="x", retune=True, knobs={"mamba_ssm_cache_dtype": "bfloat16"})

@@ -30,11 +30,12 @@ from penstock.build.work_sample import WorkSample
 from penstock.config import BLOCK_SIZE, Config
 from penstock.disk import why_not_written
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.kv_fit import told_scales, whole_prompts
+from penstock.execute.kv_fit import fit_states, told_scales, whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.ops import Ops
+from penstock.kernels.state_forms import RecurrentForm
 from penstock.models.decoder import HEAD, Decoder
 from penstock.models.read_config import read_model_config
 from penstock.quant.scheme import PLAIN
@@ -45,7 +46,7 @@ TEXTS, ANSWER, LONGEST = 32, 128, 1024  # of the sample: texts, tokens of an ans
 OWN_WORDS = 256  # tokens of a text that the model draws itself, where a work is a shape
 SLICE = 128  # positions whose logits exist at once
 REFERENCE = "reference.npz"
-UNBUILT: dict[str, Value] = {"quantization": "auto", "kv_cache_dtype": "auto"}
+UNBUILT: dict[str, Value] = {"quantization": "auto", "kv_cache_dtype": "auto", "mamba_ssm_cache_dtype": "auto"}
 LOOKED_AT, COSTLY = 1024, 8  # positions that each matrix is looked at by; matrices that are named
 
 
@@ -57,9 +58,10 @@ def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any
     with torch.inference_mode():
         model, ops = open_model(config, Path(folder), max(map(len, texts)))
         bar = Bar(sum(map(len, texts)), "positions of the unbuilt model", everywhere=True)
-        found = [_kept(logits) for logits in _logits(model, ops, texts, bar)]
+        places, found = zip(*((of, _kept(logits)) for of, logits in _logits(model, ops, texts, bar)), strict=True)
         bar.close()
-    columns = {name: torch.cat([getattr(each, name) for each in found]).cpu().numpy() for name in _Kept.__slots__}
+    order = torch.cat(places).argsort()
+    columns = {n: torch.cat([getattr(each, n) for each in found])[order].cpu().numpy() for n in _Kept.__slots__}
     path = Path(asked.out) / STATE / REFERENCE
     path.parent.mkdir(parents=True, exist_ok=True)
     lengths = np.array([len(text) for text in texts])
@@ -183,31 +185,45 @@ def open_model(config: Config, folder: Path, longest: int, texts: list[list[int]
     model, ops = load_for(config, folder, read_model_config(folder), device, longest)
     sample = None if texts is None else torch.tensor([text[: min(map(len, texts))] for text in texts])
     settle_kv(config, folder, model, ops, sample=sample)
+    fit_states(model, config.model.mamba_ssm_cache_dtype)
     return model, ops
 
 
-def _logits(model: Decoder, ops: Ops, texts: list[list[int]], bar: Bar | None = None) -> Iterator[Tensor]:
-    """Raw logits [positions, vocabulary] float32 behind each token of each text, SLICE positions at once."""
-    for run in batches(model, texts):
+def _logits(
+    model: Decoder, ops: Ops, texts: list[list[int]], bar: Bar | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields raw logits [positions, vocabulary] float32 behind tokens of the texts, SLICE at once, ahead of them which
+    positions [positions] of all texts' those are. A recurrent state that is rounded between steps goes token by token,
+    as it does when they are drawn."""
+    for run in batches(model, texts, 1 if _rounds_states(model) else LONGEST):
         hidden = model.forward(run.ids, run.step, run.kv, ops)
-        for part in run.places.split(SLICE):  # type: ignore[no-untyped-call]
-            yield model.logits(hidden.index_select(0, part)).float()
+        for part, of in zip(run.places.split(SLICE), run.of.split(SLICE), strict=True):  # type: ignore[no-untyped-call]
+            yield of, model.logits(hidden.index_select(0, part)).float()
             if bar is not None:
                 bar.advance(len(part))
 
 
+def _rounds_states(model: Decoder) -> bool:
+    forms = [keeper.form for keeper in model.owners if isinstance(keeper.form, RecurrentForm)]
+    return any(part.sums and part.dtype != torch.float32 for form in forms for part in form.parts)
+
+
 class Batch(NamedTuple):
-    """What `Decoder.forward` takes for some texts. places: of the texts' tokens among the rows, the others are none."""
+    """What `Decoder.forward` takes for a stretch of some texts. places: of the texts' tokens among the rows, the others
+    are none.   of: which they are among all texts' tokens."""
 
     ids: Tensor
     step: StepInputs
     kv: list[tuple[Any, ...]]
     places: Tensor
+    of: Tensor
 
 
-def batches(model: Decoder, texts: list[list[int]]) -> Iterator[Batch]:
-    """Yields some texts together, in their order, padded at their ends, where nobody sees it."""
-    at_once = max(1, 4096 // max(map(len, texts)))
+def batches(model: Decoder, texts: list[list[int]], stretch: int = LONGEST) -> Iterator[Batch]:
+    """Yields some texts together, in their order, so many tokens of each at once, padded at their ends, where nobody
+    sees it."""
+    begin = [0, *np.cumsum([len(text) for text in texts]).tolist()]
+    at_once = max(1, 4096 // min(stretch, max(map(len, texts))))
     for first in range(0, len(texts), at_once):
         some = texts[first : first + at_once]
         tokens = max(map(len, some))
@@ -215,9 +231,19 @@ def batches(model: Decoder, texts: list[list[int]]) -> Iterator[Batch]:
         cache = KvCache(model.keepers, len(some) * blocks + 2, model.device, slots=len(some))
         tables = torch.arange(1, len(some) * blocks + 1, device=model.device).view(len(some), blocks)
         ids = torch.tensor([text + [0] * (tokens - len(text)) for text in some], device=model.device)
-        places = [row * tokens + at for row, text in enumerate(some) for at in range(len(text))]
-        step = whole_prompts(len(some), tokens, tables)
-        yield Batch(ids.flatten(), step, cache.layers, torch.tensor(places, device=model.device))
+        of = torch.tensor([begin[first + row] for row in range(len(some))])[:, None] + torch.arange(tokens)
+        there = torch.arange(tokens) < torch.tensor([len(text) for text in some])[:, None]
+        for at in range(0, tokens, stretch):
+            part = slice(at, at + stretch)
+            count = ids[:, part].shape[1]
+            places = there[:, part].flatten().nonzero()[:, 0]
+            yield Batch(
+                ids[:, part].flatten(),
+                whole_prompts(len(some), count, tables, at),
+                cache.layers,
+                places.to(model.device),
+                of[:, part].flatten()[places],
+            )
 
 
 def _kept(logits: Tensor) -> _Kept:
@@ -235,10 +261,9 @@ def _compare(
     model: Decoder, ops: Ops, texts: list[list[int]], reference: _Kept, bar: Bar | None = None
 ) -> tuple[Tensor, Tensor]:
     """-> KL [n] in nats, and whether both would pick the same token [n]."""
-    kls, sames, first = [], [], 0
-    for logits in _logits(model, ops, texts, bar):
-        part = slice(first, first + logits.shape[0])
-        first = part.stop
+    kls, sames, places = [], [], []
+    for part, logits in _logits(model, ops, texts, bar):
+        places.append(part)
         ids, theirs, others = (
             each[part].to(logits.device) for each in (reference.ids, reference.logprobs, reference.others)
         )
@@ -250,7 +275,8 @@ def _compare(
         kl += torch.where(whole, others.exp() * (others - rest), 0.0)
         kls.append(kl.clamp(min=0.0).cpu())
         sames.append((mine[:, 0] >= logprobs.amax(-1)).cpu())  # bf16 has ties: as likely as any is the same
-    return torch.cat(kls), torch.cat(sames)
+    order = torch.cat(places).argsort()
+    return torch.cat(kls)[order], torch.cat(sames)[order]
 
 
 def _rounded(number: Tensor) -> float:

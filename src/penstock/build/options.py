@@ -19,6 +19,7 @@ USUAL_SHAPE = "256x256:128"
 OF_NUMBERS = (
     "quantization",
     "kv_cache_dtype",
+    "mamba_ssm_cache_dtype",
     "quantize_lm_head",
     "keep_wide",
     "max_kl",
@@ -85,7 +86,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             if given is not None and given not in get_args(kind):
                 raise UsageError(f"{name} must be one of {', '.join(get_args(kind))}, not {given!r}", param=name)
         for name in OF_NUMBERS if self.retune else ():
-            if getattr(self, name) not in ("auto", None, [], False):
+            if getattr(self, name, self.knobs.get(name)) not in ("auto", None, [], False):
                 raise UsageError(
                     f"{name} is settled in an artifact: leave it out beside --retune, or build anew", param=name
                 )

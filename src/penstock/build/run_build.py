@@ -296,6 +296,8 @@ class _Build:
             job = {"options": self._told, "folder": source.folder}
             costs = self._state.stage("costly", lambda: run_apart("find_costly", job))
             way_out = f"{_keep_wide(costs)}, or {way_out}"
+        if decided["engine"].get("mamba_ssm_cache_dtype", "auto") != "auto":
+            way_out = f"leave --mamba-ssm-cache-dtype out in an --out of its own, or {way_out}"
         if decided["engine"].get("kv_cache_dtype") == "fp8":
             way_out = f"keep keys and values wide by --kv-cache-dtype bfloat16 in an --out of its own, or {way_out}"
         raise CheckpointError(

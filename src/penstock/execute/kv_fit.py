@@ -236,15 +236,16 @@ def _most_moved(answer: Tensor, moved: Tensor, kv_heads: int) -> float:
     return float((off / by_head.pow(2).sum((0, 2)).clamp(min=1e-30)).sqrt().max())
 
 
-def whole_prompts(prompts: int, tokens: int, tables: Tensor) -> StepInputs:
-    """Returns a step of whole prompts of one length; tables [prompts, blocks] int64. The recurrent state of each is
-    slot 0, 1, ..., which is as it should be for a sequence's beginning."""
+def whole_prompts(prompts: int, tokens: int, tables: Tensor, context: int = 0) -> StepInputs:
+    """Returns a step of whole prompts of one length, or of their next tokens behind so many (context); tables
+    [prompts, blocks] int64. The recurrent state of each is slot 0, 1, ..., which is as it should be for a sequence's
+    beginning."""
     device = tables.device
-    position = torch.arange(tokens, device=device)
+    position = torch.arange(context, context + tokens, device=device)
     slots = tables[:, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
     prefill = PrefillInputs(
         start=torch.arange(0, (prompts + 1) * tokens, tokens, dtype=torch.int32, device=device),
-        context=torch.zeros(prompts, dtype=torch.int32, device=device),
+        context=torch.full((prompts,), context, dtype=torch.int32, device=device),
         block_table=tables.to(torch.int32),
     )
     nobody = torch.zeros(0, dtype=torch.int64, device=device)

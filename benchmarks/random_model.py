@@ -149,6 +149,14 @@ _QWEN3_5_MOE = _QWEN3_5 | {
     "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_experts": 256,
     "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
 }  # fmt: skip
+_NEMOTRON = {
+    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "layer_norm_epsilon": 1e-5,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "mamba_num_heads": 64,
+    "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "n_routed_experts": 128,
+    "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+    "n_shared_experts": 1, "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+    "mamba_ssm_cache_dtype": "float32",
+}  # fmt: skip
 _LFM2 = {
     "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": False,
     "block_auto_adjust_ff_dim": False, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "rms_norm_eps": None,
@@ -188,6 +196,10 @@ SHAPES = {
         Shape(
             name="qwen3.5-35b-a3b", hidden=2048, layers=40, heads=16, kv_heads=2, head_dim=256, intermediate=512,
             vocab=248_320, tied=False, theta=10_000_000.0, context=262_144, ends=1940, other=_QWEN3_5_MOE,
+        ),
+        Shape(
+            name="nemotron-3-nano", hidden=2688, layers=52, heads=32, kv_heads=2, head_dim=128, intermediate=1856,
+            vocab=131_072, tied=False, theta=10_000.0, context=262_144, ends=1024, other=_NEMOTRON,
         ),
         Shape(
             name="lfm2-350m", hidden=1024, layers=16, heads=16, kv_heads=8, head_dim=64, intermediate=4608,

@@ -12,6 +12,7 @@ import bad_logits_cases
 import pytest
 import torch
 from canary_drive import Flock
+from canary_hybrid import make_hybrid
 from canary_model import make_folder
 
 from penstock import LLM, SamplingParams
@@ -63,6 +64,20 @@ def test_no_foreign_token_among_two_thousand(folder: Path, knobs: dict[str, Any]
 )
 def test_no_foreign_token_by_experts(knobs: dict[str, Any], tmp_path: Path) -> None:
     nothing_foreign(make_folder(tmp_path, experts=True), knobs)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"dtype": "bfloat16", "max_num_seqs": 1024, "preempt_every": 3},
+        {"dtype": "float32", "max_num_seqs": 256, "kv_cache_tokens": 40_000, "preempt_every": 2, "steps_ahead": 3},
+        {"dtype": "bfloat16", "mamba_ssm_cache_dtype": "bfloat16", "max_num_seqs": 1024, "preempt_every": 3},
+        {"dtype": "bfloat16", "max_num_seqs": 1024, "preempt_every": 3, "tensor_parallel_size": 2},
+    ],
+    ids=str,
+)
+def test_no_foreign_token_by_states(knobs: dict[str, Any], tmp_path: Path) -> None:
+    nothing_foreign(make_hybrid(tmp_path), knobs)
 
 
 def nothing_foreign(folder: Path, knobs: dict[str, Any]) -> None:

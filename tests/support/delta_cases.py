@@ -37,8 +37,9 @@ def empty(
     return views["window"], views["matrix"]
 
 
-def in_fp64(given: Tensor, rates: Tensor, h: DeltaHeads, w: DeltaWeights) -> Tensor:
-    """A sequence from its beginning, token by token, by the rule's own lines."""
+def in_fp64(given: Tensor, rates: Tensor, h: DeltaHeads, w: DeltaWeights) -> tuple[Tensor, Tensor]:
+    """A sequence from its beginning, token by token, by the rule's own lines -> its answers, and the state behind them
+    [heads, values, keys]."""
     given, rates = given.double(), rates.double()
     before = torch.zeros(w.taps.shape[1] - 1, h.channels, dtype=torch.float64)
     seen = torch.cat((before, given[:, : h.channels]))
@@ -57,4 +58,4 @@ def in_fp64(given: Tensor, rates: Tensor, h: DeltaHeads, w: DeltaWeights) -> Ten
         z = given[token, h.channels :].view(answer.shape)
         normed = answer / (answer.square().mean(-1, keepdim=True) + w.eps).sqrt() * w.norm.double()
         answers.append((normed * z * z.sigmoid()).flatten())
-    return torch.stack(answers)
+    return torch.stack(answers), state

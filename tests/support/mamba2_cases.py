@@ -41,8 +41,9 @@ def empty(
     return views["window"], views["matrix"]
 
 
-def in_fp64(given: Tensor, h: Mamba2Heads, w: Mamba2Weights) -> Tensor:
-    """A sequence from its beginning, token by token, by the recurrence's own lines."""
+def in_fp64(given: Tensor, h: Mamba2Heads, w: Mamba2Weights) -> tuple[Tensor, Tensor]:
+    """A sequence from its beginning, token by token, by the recurrence's own lines -> its answers, and the state behind them
+    [heads, values, keys]."""
     given, taps = given.double(), w.taps.shape[1]
     seen = torch.cat((torch.zeros(taps - 1, h.channels, dtype=torch.float64), given[:, h.size : h.size + h.channels]))
     mixed = sum(seen[tap : tap + len(given)] * w.taps[:, tap].double() for tap in range(taps))
@@ -57,4 +58,4 @@ def in_fp64(given: Tensor, h: Mamba2Heads, w: Mamba2Weights) -> Tensor:
         x, dt = x.view(h.heads, -1), torch.log1p((size + w.step_bias).exp())
         state = state * (dt * w.a).exp()[:, None, None] + (dt[:, None] * x)[:, :, None] * b[:, None]
         answers.append(((state @ c[:, :, None])[:, :, 0] + w.skip[:, None] * x).flatten())
-    return torch.stack(answers)
+    return torch.stack(answers), state

@@ -42,8 +42,8 @@ def empty(
 
 
 def in_fp64(given: Tensor, h: Mamba2Heads, w: Mamba2Weights) -> tuple[Tensor, Tensor]:
-    """A sequence from its beginning, token by token, by the recurrence's own lines -> its answers, and the state behind them
-    [heads, values, keys]."""
+    """A sequence from its beginning, token by token, by the recurrence's own lines -> its answers, and the state behind
+    them [heads, values, keys]."""
     given, taps = given.double(), w.taps.shape[1]
     seen = torch.cat((torch.zeros(taps - 1, h.channels, dtype=torch.float64), given[:, h.size : h.size + h.channels]))
     mixed = sum(seen[tap : tap + len(given)] * w.taps[:, tap].double() for tap in range(taps))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from penstock.config import Config, Dtype, KvCacheDtype
 from penstock.errors import CapacityError, EngineError, UsageError
+from penstock.execute.cpu_threads import settle_threads
 from penstock.execute.executor import Executor, open_executor
 from penstock.execute.first_step import StartClock, take_first_step
 from penstock.execute.kv_fit import check_eight_bits, fit_kv, fit_states, kept_form, reads_eight_bits
@@ -49,6 +50,7 @@ def open_runner(config: Config, folder: Path) -> TorchRunner:
     device, clock = find_device(config.model.device), StartClock()
     executor = open_executor(device)
     try:
+        executor.call(lambda: settle_threads(device))
         runner = executor.call(lambda: open_share(config, folder, device, executor, clock=clock))
     except BaseException:
         executor.close()

@@ -24,6 +24,7 @@ import torch
 
 from penstock.config import Config
 from penstock.errors import EngineError, PenstockError, UsageError
+from penstock.execute.cpu_threads import settle_threads
 from penstock.execute.executor import StreamExecutor, open_executor
 from penstock.execute.first_step import StartClock
 from penstock.execute.limits import Limits, agreed
@@ -195,6 +196,7 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
     behind.
     """
     device = find_device(config.model.device, 0)
+    settle_threads(device)
     threads = torch.get_num_threads()
     dtype = find_dtype(config.model.dtype, device)
     knobs = config.told() | {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}

@@ -11,6 +11,9 @@ from penstock.execute import cpu_threads
 from penstock.execute.cpu_threads import WINDOWS, free_cores, quota_of, settle_threads
 
 
+pytestmark = pytest.mark.torch
+
+
 class Told:
     """/proc/stat as it goes on: in each window a core is idle for so many of 5 ticks."""
 

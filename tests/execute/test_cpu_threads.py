@@ -10,7 +10,6 @@ import torch
 from penstock.execute import cpu_threads
 from penstock.execute.cpu_threads import WINDOWS, free_cores, quota_of, settle_threads
 
-
 pytestmark = pytest.mark.torch
 
 

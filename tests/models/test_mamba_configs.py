@@ -74,6 +74,8 @@ def test_granite_4_tiny_as_it_is_published() -> None:
     [
         (NANO, {"hybrid_override_pattern": "MX"}, "a layer is 'X': supported are M, "),
         (NANO, {"hybrid_override_pattern": None}, "must say what each layer is"),
+        (NANO, {"hybrid_override_pattern": "MEM", "num_hidden_layers": 3}, "no layer attends: models of recurrent"),
+        (TINY, {"layer_types": None}, "no layer attends: models of recurrent"),
         (NANO, {"num_hidden_layers": 51}, "num_hidden_layers is 51, and 52 layers"),
         (NANO, {"layers_block_type": ["mamba", 3]}, "a layer is 3: supported are"),
         (NANO, {"n_groups": 7}, "64 heads of Mamba2 are no multiple of its 7 groups"),

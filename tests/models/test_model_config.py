@@ -316,7 +316,7 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
             {"model_type": "kimi_linear"},
             "linear attention, whose state grows with no text; what is served",
         ),
-        ({"model_type": "granitemoehybrid"}, "state-space layers (Mamba); what is served and nearest is Granite 3.3"),
+        ({"model_type": "mamba2"}, "state-space layers (Mamba)"),
         ({"model_type": "qwen3_vl"}, "it has images, sound or video; what is served and nearest is Qwen3"),
         (
             {"model_type": "lama"},

@@ -13,7 +13,7 @@ from penstock.models.dense import DenseConfig, listed_types, read_dense
 from penstock.models.experts import read_experts
 from penstock.models.keys import MOST, Keys
 from penstock.models.mamba_keys import MOST_HEADS, MOST_TAPS, MOST_WIDTH, read_state_dtype
-from penstock.models.model_config import ConfigDtype
+from penstock.models.model_config import ConfigDtype, some_attend
 from penstock.models.rope_keys import read_rope
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
         "qk_norm": True,
         "qkv_bias": bias,
         "o_bias": bias,
-        "attends": tuple(kind == "full_attention" for kind in types),
+        "attends": some_attend(keys, (kind == "full_attention" for kind in types)),
         "delta": read_heads(keys, DeltaHeads(16, 32, 128, 128)),
         "state_dtype": state,
         "taps": keys.count("linear_conv_kernel_dim", 4, low=2, high=MOST_TAPS),

@@ -13,6 +13,7 @@ from penstock.models.experts import read_experts
 from penstock.models.granite import read_scales
 from penstock.models.keys import MOST, Keys
 from penstock.models.mamba_keys import MambaShape, read_mamba
+from penstock.models.model_config import some_attend
 from penstock.models.rope_keys import read_rope
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def read(keys: Keys, named: dict[str, Any]) -> GraniteHybridConfig:
         renames=RENAMES,
         qkv_bias=bias,
         o_bias=bias,
-        attends=tuple(kind in ATTENDS for kind in types),
+        attends=some_attend(keys, (kind in ATTENDS for kind in types)),
         mamba=read_mamba(keys, fields["hidden_size"], fields["rms_norm_eps"]),
         experts=experts,
         routing=Routing(top_k=each, renormalise=True),

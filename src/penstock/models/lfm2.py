@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import DenseConfig, listed_types, read_dense
 from penstock.models.keys import Keys
+from penstock.models.model_config import some_attend
 from penstock.models.rope_keys import read_rope
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def read(keys: Keys, named: dict[str, Any]) -> ConvConfig:
     fields = read_conv(keys, named)
     _same_sizes(keys, fields)
     fields["intermediate_size"] = _middle(keys, fields["intermediate_size"])
-    return ConvConfig(**fields | {"attends": fields["attends"] or _attends(keys, numbers, fields["num_layers"])})
+    attends = fields["attends"] or _attends(keys, numbers, fields["num_layers"])
+    return ConvConfig(**fields | {"attends": some_attend(keys, attends)})
 
 
 def read_conv(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:

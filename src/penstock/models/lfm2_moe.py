@@ -9,6 +9,7 @@ from penstock.kernels.routing import Routing
 from penstock.models import lfm2
 from penstock.models.experts import read_experts, read_sigmoids
 from penstock.models.keys import MOST, Keys
+from penstock.models.model_config import some_attend
 
 if TYPE_CHECKING:
     from penstock.layers.maker import Maker
@@ -35,6 +36,7 @@ def read(keys: Keys, named: dict[str, Any]) -> ConvMoeConfig:
     fields = lfm2.read_conv(keys, named)
     if not fields["attends"]:
         raise keys.fail("key 'layer_types' is missing: take the model's complete config.json")
+    fields["attends"] = some_attend(keys, fields["attends"])
     experts, each = read_experts(keys, 32, 4)
     return ConvMoeConfig(
         **fields,

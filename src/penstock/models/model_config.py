@@ -6,6 +6,7 @@ name, and `read_config` reads a whole config.json.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -80,6 +81,14 @@ def check_heads(keys: Keys, hidden: int, heads: int, kv_heads: int, width: int) 
         )
     if width % 2:
         raise keys.fail(f"head_dim ({width}) is odd: rotary positions need pairs")
+
+
+def some_attend(keys: Keys, attends: Iterable[bool]) -> tuple[bool, ...]:
+    """Returns whether each layer attends; refuses a model of which none does."""
+    each = tuple(attends)
+    if not any(each):
+        raise keys.fail("no layer attends: models of recurrent layers alone are not supported")
+    return each
 
 
 def _dtype(keys: Keys) -> ConfigDtype | None:

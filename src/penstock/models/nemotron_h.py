@@ -21,7 +21,7 @@ from penstock.models.mamba_keys import (
     past_scan,
     read_state_dtype,
 )
-from penstock.models.model_config import MOST_OF
+from penstock.models.model_config import MOST_OF, some_attend
 
 if TYPE_CHECKING:
     from penstock.layers.block import Block
@@ -97,6 +97,7 @@ def _kinds(keys: Keys) -> tuple[str, ...]:
             raise keys.fail(f"a layer is {kind!r}: supported are {words}")
     if layers not in (None, len(kinds)):
         raise keys.fail(f"num_hidden_layers is {layers}, and {len(kinds)} layers are said to be something")
+    some_attend(keys, (NOW.get(kind, kind) == "attention" for kind in kinds))
     return tuple(NOW.get(kind, kind) for kind in kinds)
 
 

@@ -13,6 +13,7 @@ from penstock.models.delta_hybrid import KINDS, DeltaConfig, read_heads
 from penstock.models.dense import listed_types, read_dense
 from penstock.models.keys import Keys
 from penstock.models.mamba_keys import MOST_TAPS
+from penstock.models.model_config import some_attend
 from penstock.models.olmo2 import NORMS
 from penstock.models.rope_keys import read_rope
 
@@ -53,7 +54,7 @@ def read(keys: Keys, named: dict[str, Any]) -> OlmoHybridConfig:
         renames=RENAMES,
         qkv_bias=bias,
         o_bias=bias,
-        attends=tuple(attends),
+        attends=some_attend(keys, attends),
         delta=read_heads(keys, DeltaHeads(heads, heads, width, 2 * width)),
         state_dtype="float32",
         taps=keys.count("linear_conv_kernel_dim", 4, low=2, high=MOST_TAPS),

@@ -115,7 +115,7 @@ class Latent(_Toy):
         out = torch.empty(given.shape[0], own.value_width)
         for token, (table, position) in enumerate(_tables(step)):
             seen = own.latent[table[: position // 16 + 1].long()].flatten(0, 1)[: position + 1]
-            values = own.values[table[: position // 16 + 1].long()].flatten(0, 1)[: position + 1]
+            values = own.values[table[: position // 16 + 1].long(), 0].flatten(0, 1)[: position + 1]
             out[token] = torch.softmax((seen * given[token]).sum(1), 0) @ values
         return out
 

@@ -21,6 +21,7 @@ from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.inputs import AttentionKind, SamplerInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.mamba2 import Mamba2Heads, Mamba2Weights
+from penstock.kernels.state_forms import LatentKv
 
 
 class RotaryAndStore(Protocol):
@@ -57,6 +58,29 @@ class Attention(Protocol):
     def __call__(
         self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any, sinks: Tensor | None = None
     ) -> Tensor: ...
+
+
+class LatentStore(Protocol):
+    """Norms and stores the latent vectors of multi-head latent attention (arXiv:2405.04434), and turns queries.
+
+    given `[T, rank + turning]`: a latent vector before its norm, and the key that all heads share, which turns; q
+    `[T, H, still + turning]`, of which the last `turning` are turned in place; norm `[rank]`. plan: what `plan` gave.
+    At `inputs.slots` lie the normed vector and the turned key, one behind the other.
+    """
+
+    def __call__(
+        self, given: Tensor, q: Tensor, norm: Tensor, eps: float, inputs: StepInputs, kv: LatentKv, plan: Any
+    ) -> None: ...
+
+
+class LatentAttention(Protocol):
+    """Decode rows (their prefix group first, where they have one), then chunks, over the latent vectors of one layer:
+    all heads read the same ones, as keys whole and, their first `rank` numbers, as values.
+
+    q `[T, H, rank + turning]`, its first part multiplied by the keys' matrix already; returns `[T, H, rank]`.
+    """
+
+    def __call__(self, q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: Any) -> Tensor: ...
 
 
 class GatedConvolution(Protocol):
@@ -177,6 +201,9 @@ class Ops:
     # chooses (of equals the lower number), by the weights that it gives them, added up in float32
     experts: Callable[[Tensor, Tensor, Any], Tensor]
     attention: Attention
+    latent_store: LatentStore
+    latent_attention: LatentAttention
+    by_head: Callable[[Tensor, Tensor], Tensor]  # x [T, H, in], weight [H, out, in] -> [T, H, out]
     short_conv: GatedConvolution
     delta_rule: DeltaRule
     mamba2: Mamba2Scan

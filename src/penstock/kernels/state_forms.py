@@ -50,15 +50,23 @@ class PagedForm(Protocol):
 
 @dataclass(slots=True)
 class LatentKv:
-    """A layer's latent vectors over one storage."""
+    """A layer's latent vectors over one storage, which all heads read: as keys whole, as values their first part."""
 
     latent: Tensor  # [blocks, 16, width], a view
     value_width: int  # the first numbers of a vector, which are its value
 
+    scales: None = None  # nothing is in eight bits
+    kv_heads: int = 1
+
+    @property
+    def keys(self) -> Tensor:
+        """Returns the keys [blocks, 1, 16, width], a view."""
+        return self.latent[:, None]
+
     @property
     def values(self) -> Tensor:
-        """Returns the values [blocks, 16, value_width], a view."""
-        return self.latent[..., : self.value_width]
+        """Returns the values [blocks, 1, 16, value_width], a view."""
+        return self.keys[..., : self.value_width]
 
 
 @dataclass(frozen=True, slots=True)

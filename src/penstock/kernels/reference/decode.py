@@ -20,11 +20,12 @@ from penstock.kernels.inputs import AttentionKind, DecodeInputs
 from penstock.kernels.layer_kv import TURNED, LayerKv
 from penstock.kernels.reference.row_calls import batches_keep
 from penstock.kernels.reference.tiles import Tile, cut
+from penstock.kernels.state_forms import LatentKv
 
 # Tokens whose weighted values are summed at once. MKL sums up to 192 terms in one go on AMD, 240 by AVX2 and 384 by
 # AVX-512 on Intel; more it cuts by their number.
 RUN = 192
-Flat = Tensor | tuple[Tensor, Tensor]  # K and V as `_flat` gives them
+Flat = Tensor | tuple[Tensor, Tensor | int]  # K and V as `_flat` gives them
 
 
 @dataclass(slots=True)
@@ -59,15 +60,15 @@ def plan_decode(decode: DecodeInputs, kind: AttentionKind) -> DecodePlan:
 
 
 def attend_rows(
-    q: Tensor, kv: LayerKv, plan: DecodePlan, kind: AttentionKind, out: Tensor, sinks: Tensor | None = None
+    q: Tensor, kv: LayerKv | LatentKv, plan: DecodePlan, kind: AttentionKind, out: Tensor, sinks: Tensor | None = None
 ) -> None:
-    """q [S, H, D] over a layer's KV into out [S, H, D]. sinks: `ops.Attention`'s."""
+    """q [S, H, D] over a layer's KV into out [S, H, V]. sinks: `ops.Attention`'s."""
     by_kv_head = None if sinks is None else sinks.view(kv.kv_heads, 1, -1)
     kv_heads = kv.kv_heads
     flat = _flat(kv)
     key_scale, value_scale = (None, None) if kv.scales is None else kv.scales[:, :, None, None, None]
     ordered = q if plan.order is None else q.index_select(0, plan.order)
-    mixed = out if plan.order is None else plan.take("mixed", tuple(ordered.shape), q, q.dtype)
+    mixed = out if plan.order is None else plan.take("mixed", (*ordered.shape[:2], out.shape[2]), q, q.dtype)
     first = 0
     for tile in plan.tiles:
         last = first + len(tile.rows)
@@ -75,7 +76,8 @@ def attend_rows(
         queries = plan.take("queries", tuple(by_head.shape), q, torch.float32).copy_(by_head).mul_(kind.scale)
         if key_scale is not None:
             queries.mul_(key_scale)
-        answer = _attend(tile, queries, flat, plan, kind.softcap, q.dtype, by_kv_head).view(by_head.shape)
+        answer = _attend(tile, queries, flat, plan, kind.softcap, q.dtype, by_kv_head)
+        answer = answer.view(*by_head.shape[:-1], -1)
         if value_scale is not None:
             answer = answer * value_scale
         mixed[first:last].unflatten(1, (kv_heads, -1)).transpose(0, 1).copy_(answer)
@@ -84,9 +86,12 @@ def attend_rows(
         torch.index_select(mixed, 0, plan.back, out=out)
 
 
-def _flat(kv: LayerKv) -> Flat:
+def _flat(kv: LayerKv | LatentKv) -> Flat:
     """Views: of plain KV [blocks * Hkv * 2, 16 * D], K and V taking turns; with V in eight bits K and V apart, each
-    [blocks * Hkv, 16 * D] as it lies there. Eight bits are bytes, as torch can move them."""
+    [blocks * Hkv, 16 * D] as it lies there. Eight bits are bytes, as torch can move them. Of latent vectors
+    [blocks, 16 * D], and how many numbers of each are its value."""
+    if isinstance(kv, LatentKv):
+        return kv.latent.flatten(1), kv.value_width
     blocks, heads, size, width = kv.keys.shape
     if kv.scales is None:
         return kv.storage.view(kv.keys.dtype).view(blocks * heads * 2, size * width)
@@ -127,6 +132,10 @@ def _gather(
         keys, values = torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
         return keys, values
     apart = index.view(2, -1)[0] // 2
+    if isinstance(flat[1], int):
+        held = plan.take(name, (apart.numel(), flat[0].shape[1]), flat[0], flat[0].dtype)
+        vectors = torch.index_select(flat[0], 0, apart, out=held).view(shape)
+        return vectors, vectors[..., : flat[1]]
     keys, values = (
         torch.index_select(
             part, 0, apart, out=plan.take(f"{name}{at}", (apart.numel(), part.shape[1]), part, part.dtype)

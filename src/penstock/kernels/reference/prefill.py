@@ -14,15 +14,21 @@ from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionKind, PrefillInputs
 from penstock.kernels.layer_kv import LayerKv, take_blocks
 from penstock.kernels.reference.decode import left_of
+from penstock.kernels.state_forms import LatentKv
 
 PIECE = 64  # queries
 PIECE_SCORES = 1 << 19  # floats of scores of a piece: shorter pieces over long contexts
 
 
 def attend_chunks(
-    q: Tensor, kv: LayerKv, prefill: PrefillInputs, kind: AttentionKind, out: Tensor, sinks: Tensor | None = None
+    q: Tensor,
+    kv: LayerKv | LatentKv,
+    prefill: PrefillInputs,
+    kind: AttentionKind,
+    out: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
-    """q [tokens, H, D] of all chunks over a layer's KV into out [tokens, H, D]. sinks: `ops.Attention`'s."""
+    """q [tokens, H, D] of all chunks over a layer's KV into out [tokens, H, V]. sinks: `ops.Attention`'s."""
     start = prefill.start.tolist()
     for chunk, context in enumerate(prefill.context.tolist()):
         first, last = start[chunk : chunk + 2]
@@ -31,16 +37,20 @@ def attend_chunks(
 
 
 def _chunk(
-    q: Tensor, kv: LayerKv, table: Tensor, context: int, kind: AttentionKind, out: Tensor, sinks: Tensor | None
+    q: Tensor,
+    kv: LayerKv | LatentKv,
+    table: Tensor,
+    context: int,
+    kind: AttentionKind,
+    out: Tensor,
+    sinks: Tensor | None,
 ) -> None:
-    """q, out [n, H, D] at positions context .. context + n."""
+    """q [n, H, D], out [n, H, V] at positions context .. context + n."""
     count, heads, width = q.shape
     kv_heads, length, window = kv.kv_heads, context + count, kind.window
     begin = 0 if window is None else max(0, context - window + 1) // BLOCK_SIZE
     table = table[begin : -(-length // BLOCK_SIZE)]
-    keys, values = (
-        take_blocks(part, table).transpose(0, 1).reshape(kv_heads, -1, width) for part in (kv.keys, kv.values)
-    )
+    keys, values = (take_blocks(part, table).transpose(0, 1).flatten(1, 2) for part in (kv.keys, kv.values))
     keys = keys.float()
     values = values.to(torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32)
     wide = (q.float() * kind.scale).view(count, kv_heads, -1, width).permute(1, 2, 0, 3)
@@ -65,7 +75,7 @@ def _chunk(
         mixed = torch.bmm(weights, values[:, low:high])
         if kv.scales is not None:
             mixed = mixed * kv.scales[1, :, None, None]
-        out[first:last] = mixed.view(heads, last - first, width).transpose(0, 1)
+        out[first:last] = mixed.view(heads, last - first, -1).transpose(0, 1)
 
 
 def _hide(scores: Tensor, first: int, key: int, window: int | None) -> None:

@@ -52,13 +52,13 @@ def rotary_and_store(
     heads, kv_heads, width = kind.heads, kind.kv_heads, kind.width
     parts = qkv.view(qkv.shape[0], heads + 2 * kv_heads, width)
     if kind.turned_first:
-        _rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
+        rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
     if q_norm is not None:
         parts[:, :heads] = rms_norm(parts[:, :heads], q_norm, eps)
     if k_norm is not None:
         parts[:, heads : heads + kv_heads] = rms_norm(parts[:, heads : heads + kv_heads], k_norm, eps)
     if not kind.turned_first:
-        _rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
+        rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
     _store(parts[:, heads:], kv, plan.rotary)
     return parts[:, :heads]
 
@@ -74,7 +74,7 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
     return RotaryPlan(cos, sin, cell, offset[:, None], wide, torch.empty_like(wide), rows)
 
 
-def _rotate(x: Tensor, plan: RotaryPlan) -> None:
+def rotate(x: Tensor, plan: RotaryPlan) -> None:
     """x [T, heads, 2, D / 2] in place: (a, b) -> (a cos - b sin, b cos + a sin), in float32."""
     wide, turned = plan.wide, plan.turned
     wide.copy_(x)

@@ -1,0 +1,115 @@
+"""LatentAttention: all heads read one vector a token, of which their keys and values are made (DeepSeek-V2,
+arXiv:2405.04434).
+
+A head's key is its part of `up` times the vector; so its query times that part scores the vector itself, and what it
+makes of the weighed vectors comes behind the sum: nothing of a stored token is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.fp8_rows import Rows
+from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.ops import Ops
+from penstock.kernels.state_forms import LatentKv, StateForm
+from penstock.layers.linear import Linear
+from penstock.layers.norm import Norm
+from penstock.quant.weight import Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSizes:
+    """Widths of a latent attention: of the vector, of what turns beside it, of a head's query and key that don't turn,
+    and of a head's value."""
+
+    rank: int
+    turning: int
+    still: int
+    value: int
+
+
+@dataclass(slots=True)
+class LatentAttention:
+    """into: the queries' vector (or the queries of this rank's heads, where there is none), then what is stored."""
+
+    name: str  # in a checkpoint, before `.kv_b_proj`
+    kind: AttentionKind  # one KV head of rank + turning numbers
+    form: StateForm
+    cos_sin: Tensor  # [positions, 2, turning / 2] float32
+    sizes: LatentSizes
+    into: Linear  # [query rank + rank + turning, d], or [heads * (still + turning) + rank + turning, d]
+    query_norm: Norm | None  # of the queries' vector
+    query: Linear | None  # [heads * (still + turning), query rank]
+    norm: Norm  # [rank]
+    up: Linear  # [heads * (still + value), rank]
+    out: Linear  # [d, heads * value]
+    pairs: bool  # neighbours turn together: even numbers are put in front of odd ones
+    to_latent: Tensor = field(init=False)  # [heads, rank, still]
+    from_latent: Tensor = field(init=False)  # [heads, value, rank]
+
+    source: None = None
+
+    def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LatentKv) -> Tensor:
+        """x [T, d] -> [T, d], or of those that the step keeps."""
+        s, plan = self.sizes, step.plans[self.kind]
+        whole = self.into(ops, x)
+        given = whole[:, -(s.rank + s.turning) :]
+        q = whole[:, : -(s.rank + s.turning)]
+        if self.query is not None and self.query_norm is not None:
+            q = self.query(ops, self.query_norm.alone(ops, q))
+        q = q.reshape(-1, self.kind.heads, s.still + s.turning)
+        ops.latent_store(given, q, self.norm.weight.value, self.norm.eps, step, kv, plan)
+        q = step.keep(q)
+        asked = torch.cat((ops.by_head(q[..., : s.still], self.to_latent), q[..., s.still :]), 2)
+        seen = ops.latent_attention(asked, kv, step, self.kind, plan)
+        return self.out(ops, ops.by_head(seen, self.from_latent).flatten(1))
+
+    @property
+    def reader(self) -> Linear:
+        return self.into
+
+    def matrices(self) -> Iterator[Linear]:
+        yield self.into
+        if self.query is not None:
+            yield self.query
+        yield from (self.up, self.out)
+
+    def weights(self) -> Iterator[Weight]:
+        yield self.norm.weight
+        if self.query_norm is not None:
+            yield self.query_norm.weight
+        for matrix in self.matrices():
+            yield from matrix.weights()
+
+    def prepare(self, ops: Ops) -> None:
+        if self.pairs:
+            self._reorder()
+        for matrix in self.matrices():
+            matrix.prepare(ops)
+        s = self.sizes
+        one = torch.eye(s.rank, dtype=ops.dtype, device=self.cos_sin.device)
+        by_head = self.up(ops, one).view(s.rank, self.kind.heads, s.still + s.value)  # whatever `up` is stored in
+        keys, values = by_head[..., : s.still], by_head[..., s.still :]
+        self.to_latent = keys.permute(1, 0, 2).contiguous()
+        self.from_latent = values.permute(1, 2, 0).contiguous()
+        self.up.product = None
+
+    def _reorder(self) -> None:
+        """Puts the rows of what turns in the order in which halves turn together."""
+        s = self.sizes
+        turned = torch.cat((torch.arange(0, s.turning, 2), torch.arange(1, s.turning, 2)))
+        q = torch.arange(self.kind.heads * (s.still + s.turning)).view(self.kind.heads, -1)
+        q[:, s.still :] = q[:, s.still + turned]
+        stored = torch.cat((torch.arange(s.rank), s.rank + turned))
+        if self.query is None:
+            self.into.reorder(torch.cat((q.flatten(), q.numel() + stored)))
+            return
+        self.query.reorder(q.flatten())
+        assert self.query_norm is not None, "the queries' vector is normed"
+        ahead = self.query_norm.weight.shape[0]
+        self.into.reorder(torch.cat((torch.arange(ahead), ahead + stored)))

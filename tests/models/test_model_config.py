@@ -317,7 +317,7 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
             "linear attention, whose state grows with no text; what is served",
         ),
         ({"model_type": "granitemoehybrid"}, "state-space layers (Mamba); what is served and nearest is Granite 3.3"),
-        ({"model_type": "qwen3_vl"}, "it has images, sound or video; what is served and nearest is Qwen3"),
+        ({"model_type": "qwen3_omni_moe"}, "it has images, sound or video; what is served and nearest is Qwen3"),
         (
             {"model_type": "lama"},
             "'lama' is not supported; what is served and nearest is llama: supported are dots1,",

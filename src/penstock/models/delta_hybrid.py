@@ -50,7 +50,7 @@ class DeltaMoeConfig(DeltaConfig):
 
 def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     """Reads the fields of DeltaConfig."""
-    rope_of = partial(read_rope, part=0.25, of_images=True)
+    rope_of = partial(read_rope, part=0.25)
     fields = read_dense(keys, named, head_dim=256, rope_of=rope_of)
     layers = fields["num_layers"]
     every, types = keys.count("full_attention_interval", 4), listed_types(keys, layers, KINDS)

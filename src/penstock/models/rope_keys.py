@@ -9,28 +9,25 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.keys import MOST, Keys
+from penstock.models.keys import ANYTHING, MOST, Keys
 
 DEFAULT_THETA = 10_000.0
-_HARMLESS = {"partial_rotary_factor": 1.0}  # the whole head is rotated
+# The whole head is rotated; and three numbers of an image's position (mrope), which for text are the same one.
+_HARMLESS = {"partial_rotary_factor": 1.0, "mrope_section": ANYTHING, "mrope_interleaved": ANYTHING}
 
 
 def read_rope(
     keys: Keys, max_position_embeddings: int, width: int, *, theta: float = DEFAULT_THETA, part: float | None = None,
-    neighbours: bool = False, of_images: bool = False,
+    neighbours: bool = False,
 ) -> RopeConfig:  # fmt: skip
     """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name.
 
     width: of a head.   theta: where the file doesn't say.   part: of a head that turns, likewise; None: the model type
-    turns all.   neighbours: as in RopeConfig.   of_images: positions of images may be told, which text doesn't
-    have.
+    turns all.   neighbours: as in RopeConfig.
     """
     rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
     part = 1.0 if part is None else _part(keys, rope, width, part)
-    if of_images:
-        rope.take("mrope_section", None)
-        rope.take("mrope_interleaved", None)
     kind = _kind(rope)
     if kind == "default":
         config = RopeConfig(theta=theta)
@@ -122,7 +119,8 @@ def _either(keys: Keys, name: str, inner: float | None, outer: float | None) -> 
 
 
 def _kind(rope: Keys) -> str:
-    return str(rope.same(**{name: rope.text(name, None) for name in ("rope_type", "type")}) or "default")
+    told = {name: rope.text(name, None) for name in ("rope_type", "type")}
+    return str(rope.same(**{name: "default" if kind == "mrope" else kind for name, kind in told.items()}) or "default")
 
 
 def _llama3(rope: Keys, theta: float) -> RopeConfig:

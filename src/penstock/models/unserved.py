@@ -26,8 +26,8 @@ WHY: dict[str, tuple[str, ...]] = {
     ),
     VISION: (
         "gemma3n", "gemma4", "gemma4_unified", "idefics3", "internvl", "kimi_vl", "llama4", "llava", "llava_next",
-        "llava_onevision", "mllama", "paligemma", "phi4_multimodal", "pixtral", "qwen2_5_omni", "qwen2_5_vl",
-        "qwen2_audio", "qwen2_vl", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "voxtral", "whisper",
+        "llava_onevision", "mllama", "paligemma", "phi4_multimodal", "pixtral", "qwen2_5_omni",
+        "qwen2_audio", "qwen3_omni_moe", "smolvlm", "voxtral", "whisper",
     ),
     OTHER: ("cohere", "cohere2", "gemma", "glm", "gpt2", "gpt_neox", "phi", "phimoe"),
 }  # fmt: skip

@@ -72,6 +72,20 @@ EXAONE_MOE = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "sliding_window": 21,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }  # fmt: skip
+AFMOE = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 32, "sliding_window": 21,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
+LAGUNA = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 72,
+    "head_dim": 32, "sliding_window": 21, "num_attention_heads_per_layer": [4, 6, 2],
+}  # fmt: skip
+LAGUNA_ROPES = {
+    "full_attention": YARN | {"partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75},
+}
+COHERE = {"sliding_window": 21, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+COHERE_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 21, "rope_theta": 500.0}
 NEEDED: dict[str, dict[str, Any]] = {
     "Dots1": DOTS1,
     "Lfm2Moe": {"layer_types": CONV_LAST},
@@ -235,6 +249,42 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         OLMO_HYBRID | {"linear_allow_neg_eigval": False, "attention_bias": True, "layer_types": DELTA_LAST}
         | {"linear_num_key_heads": 2, "linear_key_head_dim": 24}
         | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+    ),
+    "afmoe": ("Afmoe", AFMOE | {"mup_enabled": True, "num_hidden_layers": 4}),
+    "afmoe-biases": (
+        "Afmoe",
+        AFMOE
+        | {"attention_bias": True, "num_dense_layers": 2, "num_shared_experts": 1, "route_scale": 2.5}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
+    "laguna": ("Laguna", LAGUNA | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+    "laguna-elements": (
+        "Laguna",
+        LAGUNA
+        | {"gating": "per-element", "attention_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+        | {"num_attention_heads_per_layer": None, "moe_routed_scaling_factor": 2.5, "sliding_window": 33}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "rope_parameters": LAGUNA_ROPES},
+    ),
+    "cohere2": ("Cohere2", COHERE | {"num_hidden_layers": 4}),
+    "cohere2-biases": (
+        "Cohere2",
+        COHERE
+        | {"attention_bias": True, "logit_scale": 2.5, "tie_word_embeddings": False, "layer_norm_eps": 1e-2}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
+    "cohere2-moe": ("Cohere2Moe", COHERE_MOE | {"num_hidden_layers": 4, "num_shared_experts": 2}),
+    "cohere2-moe-sigmoids": (
+        "Cohere2Moe",
+        COHERE_MOE
+        | {"expert_selection_fn": "sigmoid", "num_shared_experts": 1, "shared_expert_combination_strategy": "sum"}
+        | {"first_k_dense_replace": 2, "prefix_dense_intermediate_size": 72, "attention_bias": True}
+        | {"num_hidden_layers": 5, "sliding_window_pattern": 2, "rms_norm_eps": 1e-3},
+    ),
+    "cohere2-moe-unnormed": (
+        "Cohere2Moe",
+        COHERE_MOE
+        | {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "prefix_dense_sliding_window_pattern": 2}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "tie_word_embeddings": False},
     ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import wide
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import Attention
@@ -107,5 +108,26 @@ class NormsBehindLayer(_TwoParts):
 
     def weights(self) -> Iterator[Weight]:
         yield from (self.behind_mixer.weight, self.behind_mlp.weight)
+        yield from self.mixer.weights()
+        yield from self.mlp.weights()
+
+
+@dataclass(slots=True)
+class ParallelLayer(_TwoParts):
+    """Command R's order: both parts read one norm of the stream, and their answers join it together (GPT-J)."""
+
+    norm: Norm
+    mixer: Mixer
+    mlp: FeedForward
+
+    def __call__(
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
+    ) -> tuple[Tensor, Tensor]:
+        rows, residual = self.norm(ops, x, residual, None)
+        mixed = self.mixer(ops, rows, step, state[0])
+        return mixed.add_(self.mlp(ops, step.keep(wide(rows)))), step.keep(residual)
+
+    def weights(self) -> Iterator[Weight]:
+        yield from self.norm.weights()
         yield from self.mixer.weights()
         yield from self.mlp.weights()

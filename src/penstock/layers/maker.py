@@ -20,6 +20,7 @@ from penstock.kernels.routing import Routing
 from penstock.kernels.state_forms import RecurrentForm, StatePart
 from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
+from penstock.layers.gate_form import GateForm
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Activation, Mlp
 from penstock.layers.moe import Moe, SharedExpert, Stacked
@@ -58,13 +59,13 @@ class Maker:
     query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)  # one growth a model
 
     def norm(
-        self, name: str, size: int, eps: float, *, one_plus: bool = False, wide: bool = False, first: Norm | None = None
-    ) -> Norm:
+        self, name: str, size: int, eps: float, *, one_plus: bool = False, wide: bool = False,
+        first: Norm | None = None, centred: bool = False,
+    ) -> Norm:  # fmt: skip
         """wide: it multiplies before it rounds.   one_plus: so it does, by 1 + w, and the checkpoint has w.   first:
-        what x passes before it joins the stream."""
-        if one_plus:
-            return Norm(Weight([Part(name, (size,))], torch.float32, self.device, transform=_one_plus), eps, first)
-        return Norm(Weight([Part(name, (size,))], torch.float32 if wide else self.dtype, self.device), eps, first)
+        what x passes before it joins the stream.   centred: it is a layer norm."""
+        dtype, transform = torch.float32 if wide or one_plus else self.dtype, _one_plus if one_plus else None
+        return Norm(Weight([Part(name, (size,))], dtype, self.device, transform=transform), eps, first, centred)
 
     def whole_norms(
         self, names: Sequence[str], shape: Heads, eps: float, *, wide: bool = False, clip: float | None = None
@@ -125,13 +126,12 @@ class Maker:
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
         scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
         norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
-        query_growth: float = 0.0, sinks: bool = False, gated: bool = False, out: str = "o_proj",
+        query_growth: float = 0.0, sinks: bool = False, gate: GateForm | None = None, out: str = "o_proj",
         turned_first: bool = False,
     ) -> Attention:  # fmt: skip
         """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores, None: width ** -0.5.
         norms: of q's and k's heads, before they are turned or (turned_first) then.   query_growth: of queries beyond
-        the rope's original context.   sinks: each head has one, `.sinks`.   gated: q's rows are twice as many, each
-        head's gate behind it."""
+        the rope's original context.   sinks: each head has one, `.sinks`."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -144,9 +144,14 @@ class Maker:
             turned_first=turned_first,
         )
         parts = [
-            (f"{at}.q_proj", heads * width * (2 if gated else 1), heads),
+            (f"{at}.q_proj", heads * width * (2 if gate is not None and gate.name is None else 1), heads),
             *((f"{at}.{n}_proj", kv_heads * width, kv_heads) for n in "kv"),
         ]
+        opening = None
+        if gate is not None and gate.name is not None:
+            opening = self.column_linear(
+                [(f"{at}.{gate.name}", heads if gate.a_head else heads * width, heads)], hidden
+            )
         q_norm, k_norm = norms or (None, None)
         return Attention(
             at,
@@ -161,7 +166,8 @@ class Maker:
             lanes(rope, width),
             self._query_scale(rope, query_growth),
             self._sinks(at, heads) if sinks else None,
-            gated,
+            gate,
+            opening,
         )
 
     def mlp(
@@ -214,11 +220,13 @@ class Maker:
             shared=shared,
         )
 
-    def shared_expert(self, at: str, hidden: int, middle: int, *, gate: str | None = None) -> SharedExpert:
+    def shared_expert(
+        self, at: str, hidden: int, middle: int, *, gate: str | None = None, scale: float = 1.0
+    ) -> SharedExpert:
         """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`.   gate: the product whose sigmoid multiplies
-        the answer, None: it has none."""
+        the answer, None: it has none.   scale: of the answer."""
         mlp = self.mlp(at, hidden, middle, in_parts=True)
-        return SharedExpert(mlp, None if gate is None else self.linear(gate, 1, hidden))
+        return SharedExpert(mlp, None if gate is None else self.linear(gate, 1, hidden), scale)
 
     def whole_moe(
         self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, clamp: tuple[float, float],

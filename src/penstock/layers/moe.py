@@ -53,11 +53,14 @@ class SharedExpert:
 
     mlp: Mlp  # on several ranks it gives this one's part of the sum
     gate: Linear | None = None  # [1, d]
+    scale: float = 1.0  # of the answer
 
     def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
         """Adds the answer for x `[T, d]` to out `[T, d]` -> out."""
         made = self.mlp(ops, x)
-        return out.add_(made) if self.gate is None else out.addcmul_(made, self.gate(ops, x).sigmoid_())
+        if self.gate is None:
+            return out.add_(made, alpha=self.scale)
+        return out.addcmul_(made, self.gate(ops, x).sigmoid_(), value=self.scale)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.mlp.weights()

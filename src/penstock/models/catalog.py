@@ -23,6 +23,9 @@ _GPU = "CPU, GPU"
 _EXPERTS = "experts wide, in float8, int8 or int4"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
+    "afmoe": Served("Trinity Nano, Mini, Large (Arcee)", notes=_EXPERTS),
+    "cohere2": Served("Command R7B, Command A"),
+    "cohere2_moe": Served("Command A+, North-Mini-Code", notes=_EXPERTS),
     "dots1": Served("dots.llm1", notes=_EXPERTS),
     "ernie4_5": Served("ERNIE 4.5 0.3B"),
     "ernie4_5_moe": Served("ERNIE 4.5 21B-A3B, 300B-A47B", notes=_EXPERTS),
@@ -37,6 +40,7 @@ CATALOG: dict[str, Served] = {
     "granite": Served("Granite 3.0 to 3.3", _GPU),
     "hunyuan_v1_dense": Served("Hunyuan 0.5B to 7B"),
     "hunyuan_v1_moe": Served("Hunyuan-A13B", notes=_EXPERTS),
+    "laguna": Served("Laguna XS, S, M (poolside)", notes=_EXPERTS),
     "lfm2": Served("LFM2 and LFM2.5, 230M to 2.6B"),
     "lfm2_moe": Served("LFM2 and LFM2.5, 8B-A1B", notes=_EXPERTS),
     "llama": Served("Llama 1 to 3.x, and what was saved as such", _GPU),

@@ -55,15 +55,21 @@ def need_rope(keys: Keys) -> None:
 
 
 def read_two_ropes(
-    keys: Keys, positions: int, width: int, *, theta: float, local: tuple[str, float] | None = None
+    keys: Keys,
+    positions: int,
+    width: int,
+    *,
+    theta: float,
+    local: tuple[str, float] | None = None,
+    part: float | None = None,
 ) -> tuple[RopeConfig, RopeConfig]:
     """Reads the tables of layers without and with a window, in the spellings of transformers 5 (an object a kind of
     layer) and 4 (one for those without). theta: where the file doesn't say. local: the key that said the second table's
-    in 4, and what it is where nothing does; None: as the first's."""
+    in 4, and what it is where nothing does; None: as the first's. part: as read_rope takes it."""
     given, local_told = keys.rest.get("rope_parameters"), keys.positive(local[0], None) if local else None
     local_theta = local_told or (local[1] if local else None)
     if not isinstance(given, dict) or not given.keys() & {"full_attention", "sliding_attention"}:
-        full = read_rope(keys, positions, width, theta=theta)
+        full = read_rope(keys, positions, width, theta=theta, part=part)
         return full, RopeConfig(theta=local_theta or full.theta)
     keys.take("rope_parameters")
     unknown = given.keys() - {"full_attention", "sliding_attention"}
@@ -73,7 +79,7 @@ def read_two_ropes(
 
     def of(kind: str, told: float | None, fallback: float) -> RopeConfig:
         at = keys.part(kind, {"rope_parameters": given.get(kind), "rope_theta": told})
-        return read_rope(at, positions, width, theta=fallback)
+        return read_rope(at, positions, width, theta=fallback, part=part)
 
     full = of("full_attention", outer, theta)
     return full, of("sliding_attention", local_told if local else outer, local_theta or outer or theta)

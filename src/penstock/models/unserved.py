@@ -29,7 +29,7 @@ WHY: dict[str, tuple[str, ...]] = {
         "llava_onevision", "mllama", "paligemma", "phi4_multimodal", "pixtral", "qwen2_5_omni",
         "qwen2_audio", "qwen3_omni_moe", "smolvlm", "voxtral", "whisper",
     ),
-    OTHER: ("cohere", "cohere2", "gemma", "glm", "gpt2", "gpt_neox", "phi", "phimoe"),
+    OTHER: ("cohere", "gemma", "glm", "gpt2", "gpt_neox", "phi", "phimoe"),
 }  # fmt: skip
 _TAKE = {
     "deepseek": "DeepSeek-R1's distillations (qwen2, llama)",

@@ -97,27 +97,39 @@ WHOLES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VL", {"head_dim": 16, "attention_bias": True}),
     "qwen3_vl, mrope": ("Qwen3VL", {"head_dim": 32, "rope_parameters": MROPE | {"mrope_interleaved": True}}),
     "qwen3_vl_moe": ("Qwen3VLMoe", EXPERTS | {"rope_parameters": MROPE}),
+    "muse_glimmer": ("MuseGlimmer", {"head_dim": 32, "sliding_window": 21, "num_hidden_layers": 4}),
+    "muse_glimmer, its own": (
+        "MuseGlimmer",
+        {"head_dim": 16, "sliding_window": 33, "attention_bias": True, "layer_rope_theta": [0, 500.0, 500.0]}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "post_norm_eps": 1e-2}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "qk_scale_factor": 1.5}
+        | {"output_multiplier": 0.5, "final_logit_softcapping": 3.0},
+    ),
     "qwen3_vl_moe, some layers": ("Qwen3VLMoe", EXPERTS | {"mlp_only_layers": [1], "attention_bias": True}),
 }
 
 
-def _qwen_vl(name: str) -> Any:
+def _whole(name: str) -> Any:
     kind, changes = WHOLES[name]
     seen = VISION | ({"embed_dim": 32, "hidden_size": 64} if kind == "Qwen2VL" else {})
+    if kind == "MuseGlimmer":
+        seen = {name: seen[name] for name in ("hidden_size", "intermediate_size")}
+        seen |= {"num_hidden_layers": 1, "num_attention_heads": 2}
     tied = changes.get("tie_word_embeddings", False)
     text = SMALL | {name: value for name, value in changes.items() if name != "tie_word_embeddings"}
     config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=seen, tie_word_embeddings=tied)
     torch.manual_seed(len(name))
     theirs = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     for parameter_name, parameter in theirs.named_parameters():
-        centre = 1.0 if "norm" in parameter_name else 0.0
+        one_plus = kind == "MuseGlimmer" and "layernorm" in parameter_name
+        centre = 1.0 if "norm" in parameter_name and not one_plus else 0.0
         torch.nn.init.normal_(parameter, centre, 0.2 if parameter.dim() > 1 else 0.5)
     return theirs
 
 
 @pytest.mark.parametrize("name", WHOLES)
-def test_the_text_of_qwen_vl(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    theirs = _qwen_vl(name)
+def test_the_text_of_whole(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = _whole(name)
     theirs.save_pretrained(tmp_path)
     prompt, greedy, logits = greedy_of(theirs)
     ours = decoder_of(tmp_path)
@@ -135,7 +147,7 @@ def test_the_text_of_qwen_vl(name: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_experts_that_lie_the_other_way_round(tmp_path: Path) -> None:
     """Qwen3-VL's are published as [experts, in, out]."""
-    theirs = _qwen_vl("qwen3_vl_moe")
+    theirs = _whole("qwen3_vl_moe")
     theirs.save_pretrained(tmp_path)
     path, turned = tmp_path / "model.safetensors", 0
     tensors = load_file(path)
@@ -196,7 +208,7 @@ def test_what_a_flat_config_has_wrong_is_named(changes: dict[str, Any], said: st
 
 
 def test_qwen3_vl_with_experts_renormalises() -> None:
-    raw = json.loads(_qwen_vl("qwen3_vl_moe").config.to_json_string(use_diff=False))
+    raw = json.loads(_whole("qwen3_vl_moe").config.to_json_string(use_diff=False))
     raw["architectures"] = ["Qwen3VLMoeForConditionalGeneration"]
     config: Any = model_config_of(raw, "config.json")
     assert config.routing.renormalise and config.experts == 6
@@ -207,6 +219,6 @@ def test_qwen3_vl_with_experts_renormalises() -> None:
 
 @pytest.mark.parametrize("name", WHOLES)
 def test_every_key_that_transformers_can_write_of_a_whole_is_understood(name: str) -> None:
-    config = _qwen_vl(name).config
+    config = _whole(name).config
     whole, short = (json.loads(config.to_json_string(use_diff=diff)) for diff in (False, True))
     assert model_config_of(whole, "whole") == model_config_of(short, "short")

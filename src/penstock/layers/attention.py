@@ -91,7 +91,9 @@ class Attention:
 
     def weights(self) -> Iterator[Weight]:
         norms = (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
-        yield from (norm.weight for norm in norms if norm is not None)
+        for norm in norms:
+            if norm is not None:
+                yield from norm.weights()
         if self.sinks is not None:
             yield self.sinks
         for matrix in self.matrices():

@@ -67,6 +67,12 @@ class Maker:
         dtype, transform = torch.float32 if wide or one_plus else self.dtype, _one_plus if one_plus else None
         return Norm(Weight([Part(name, (size,))], dtype, self.device, transform=transform), eps, first, centred)
 
+    def bare_norm(self, size: int, eps: float) -> Norm:
+        """A norm without a weight."""
+        ones = Weight([Part("", (size,))], torch.float32, self.device)
+        ones.value.fill_(1.0)
+        return Norm(ones, eps, made=True)
+
     def whole_norms(
         self, names: Sequence[str], shape: Heads, eps: float, *, wide: bool = False, clip: float | None = None
     ) -> WholeNorms:
@@ -79,14 +85,15 @@ class Maker:
         return WholeNorms(norms[0], norms[1], clip, self.layout)
 
     def embedding(
-        self, name: str, vocabulary: int, size: int, *, scale: float = 1.0, tied: str | None = None
-    ) -> Embedding:
-        """tied: the name under which a checkpoint may hold the table once more, as the head."""
+        self, name: str, vocabulary: int, size: int, *, scale: float = 1.0, norm: Norm | None = None,
+        tied: str | None = None,
+    ) -> Embedding:  # fmt: skip
+        """norm: what rows pass.   tied: the name under which a checkpoint may hold the table once more, as the head."""
         again = () if tied is None else (tied,)
         rows = self._of_vocabulary(name, vocabulary, size)
         table = Weight([rows], self.dtype, self.device, again=again)
         summed, first = (None, 0) if rows.cut is None else (self.layout, rows.bounds[0])
-        return Embedding(table, torch.tensor(scale, dtype=self.dtype).item(), first, summed)
+        return Embedding(table, torch.tensor(scale, dtype=self.dtype).item(), first, summed, norm)
 
     def head(self, name: str, vocabulary: int, into: int) -> Linear:
         """The matrix that scores the vocabulary: of several ranks each has some of the tokens, as the embedding."""

@@ -23,6 +23,7 @@ class Norm:
     eps: float
     first: Norm | None = None  # what x passes before it joins the stream
     centred: bool = False  # the mean is subtracted before: a layer norm (arXiv:1607.06450) without a bias
+    made: bool = False  # its weight is ones, which no checkpoint has
 
     def __call__(self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None) -> tuple[Rows, Tensor]:
         """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum, as `reader` takes it
@@ -50,7 +51,8 @@ class Norm:
         return ops.rms_norm(x, self.weight.value, self.eps, form)
 
     def weights(self) -> Iterator[Weight]:
-        yield self.weight
+        if not self.made:
+            yield self.weight
         if self.first is not None:
             yield from self.first.weights()
 

@@ -49,6 +49,8 @@ CATALOG: dict[str, Served] = {
     "mistral": Served("Mistral 7B, Nemo, Small 2 and 3", _GPU),
     "mistral3": Served("Mistral Small 3.1 and 3.2, Ministral 3", notes=_TEXT),
     "mixtral": Served("Mixtral 8x7B, 8x22B", _GPU, notes=_EXPERTS),
+    "muse_glimmer": Served("Muse Glimmer 30B", notes=_TEXT),
+    "muse_glimmer_text": Served("Muse Glimmer, its text saved alone"),
     "olmo2": Served("OLMo 2", _GPU),
     "olmo3": Served("OLMo 3", _GPU),
     "olmo_hybrid": Served("OLMo Hybrid 7B"),

@@ -17,13 +17,13 @@ RENAMES = (
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
 )
-_OF_IMAGES = ("vision_tower", "multi_modal_projector", "visual")
+_OF_IMAGES = ("vision_tower", "multi_modal_projector", "visual", "vision_adapter", "vision_projection")
 LEFT_OUT = tuple(f"{before}{part}." for before in ("", "model.") for part in _OF_IMAGES)
 OF_IMAGES: dict[str, Any] = dict.fromkeys((
     "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
     "boi_token_id", "eoi_token_id", "image_token_id", "projector_hidden_act", "vision_feature_layer",
     "multimodal_projector_bias", "spatial_merge_size", "video_token_id", "vision_start_token_id", "vision_end_token_id",
-    "vision_token_id",
+    "vision_token_id", "out_hidden_size", "projector_hidden_size",
 ), ANYTHING)  # fmt: skip
 FOR_BOTH = ("eos_token_id", "bos_token_id", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 
@@ -91,6 +91,7 @@ _QWEN2_VL = {"rms_norm_eps": 1e-5, "max_window_layers": 80}
 TEXT_PARTS = {
     "gemma3": TextOfWhole("Gemma3ForConditionalGeneration", "gemma3_text", {"vocab_size": 262_208}),
     "mistral3": TextOfWhole("Mistral3ForConditionalGeneration", "mistral"),
+    "muse_glimmer": TextOfWhole("MuseGlimmerForConditionalGeneration", "muse_glimmer_text"),
     "qwen2_vl": TextOfWhole(
         "Qwen2VLForConditionalGeneration", "qwen2", _QWEN2_VL, called="qwen2_vl_text", theta=1e6, flat=True
     ),

@@ -226,5 +226,5 @@ def build_dense(
         return DecoderLayer(before, attention, between, mlp, c.residual_scale)
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
-    scales = {"embedding_scale": c.embedding_scale, "logits_scale": c.logits_scale}
-    return Decoder(config, make, layers, norm("model.norm", first=behind(len(layers) - 1, behind_mlp)), **scales)
+    last = norm("model.norm", first=behind(len(layers) - 1, behind_mlp))
+    return Decoder(config, make, layers, last, embedding_scale=c.embedding_scale, logits_scale=c.logits_scale)

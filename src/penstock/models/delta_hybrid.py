@@ -96,7 +96,8 @@ def read_hybrid_experts(keys: Keys, experts: int, each: int, *, renormalise: boo
 
 def build_with_experts(config: DeltaMoeConfig, make: Maker, *, tensors: Tensors = "split") -> Decoder:
     """Makes the model, its weights not filled. tensors: as `make_delta_net` takes them."""
-    parts = experts_or_mlp(config, make, shared="shared_expert", shared_gate="shared_expert_gate")
+    sizes = (config.hidden_size, config.intermediate_size)
+    parts = experts_or_mlp(config, make, *sizes, shared="shared_expert", shared_gate="shared_expert_gate")
     return build_hybrid(config, make, parts, tensors=tensors)
 
 

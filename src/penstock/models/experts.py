@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from penstock.layers.maker import Maker
     from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
-    from penstock.models.delta_hybrid import DeltaMoeConfig
 
 MOST_EXPERTS = 2**14
 MOST_GROUPS = 64
@@ -109,25 +108,26 @@ def build_moe(
     around: tuple[str, str, str] = AROUND, **tensors: Any,
 ) -> Decoder:  # fmt: skip
     """Makes the decoder. qk, around: as build_dense takes them.   tensors: as experts_or_mlp does."""
-    return build_dense(config, make, experts_or_mlp(config, make, **tensors), qk=qk, around=around)
+    parts = experts_or_mlp(config, make, config.hidden_size, config.intermediate_size, **tensors)
+    return build_dense(config, make, parts, qk=qk, around=around)
 
 
 def experts_or_mlp(
-    config: MoeConfig | DeltaMoeConfig, make: Maker, *, part: str = "mlp", names: tuple[str, str, str] | None = None,
-    router: str = "gate", correction: str | None = None, alone: bool = False, shared: str = "shared_experts",
-    shared_gate: str | None = None,
+    config: ExpertFields, make: Maker, hidden: int, middle: int, *, part: str = "mlp",
+    names: tuple[str, str, str] | None = None, router: str = "gate", correction: str | None = None,
+    alone: bool = False, shared: str = "shared_experts", shared_gate: str | None = None,
 ) -> Callable[[int, str], FeedForward]:  # fmt: skip
     """Returns what makes a layer's feed-forward part of its number and the name of its MLP: experts where the config
-    says so. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down. Behind the
+    says so. middle: of an MLP.   part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down. Behind the
     part's name: router, shared, shared_gate: those of the router, the shared expert and its gate (None: it has none);
     correction: of what is added for the choice (None: nothing is), alone: which is a row [1, experts]."""
     from penstock.quant.weight import Part
 
-    c, hidden, lone = config, config.hidden_size, (1, config.experts) if alone else (config.experts,)
+    c, lone = config, (1, config.experts) if alone else (config.experts,)
 
     def feed_forward(layer: int, at: str) -> FeedForward:
         if layer not in c.expert_layers:
-            return make.mlp(at, hidden, c.intermediate_size)
+            return make.mlp(at, hidden, middle)
         at = f"{at.removesuffix('mlp')}{part}"
         return make.moe(
             at, hidden, c.expert_size, c.experts, c.routing, router=router, names=names,

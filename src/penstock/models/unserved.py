@@ -52,8 +52,8 @@ WHY: dict[str, frozenset[str]] = {
     """),
     OTHER: _names("""
         apertus arcee bitnet blt codegen cohere diffllama dory falcon gemma gemma3n gemma4 gemma4_unified glm gptj
-        gpt_neox gpt_neox_japanese helium hrm_text jais2 lfm3 llama4 nanochat nemotron olmo persimmon phi stablelm starcoder2
-        vaultgemma
+        gpt_neox gpt_neox_japanese helium hrm_text jais2 lfm3 llama4 nanochat nemotron olmo persimmon phi stablelm
+        starcoder2 vaultgemma
     """),
     LEARNED: _names("""
         biogpt bloom cpmant ctrl gpt-sw3 gpt2 gpt_bigcode gpt_neo mpt openai-gpt opt xglm

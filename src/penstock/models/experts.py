@@ -118,9 +118,10 @@ def experts_or_mlp(
     alone: bool = False, shared: str = "shared_experts", shared_gate: str | None = None,
 ) -> Callable[[int, str], FeedForward]:  # fmt: skip
     """Returns what makes a layer's feed-forward part of its number and the name of its MLP: experts where the config
-    says so. middle: of an MLP.   part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down. Behind the
-    part's name: router, shared, shared_gate: those of the router, the shared expert and its gate (None: it has none);
-    correction: of what is added for the choice (None: nothing is), alone: which is a row [1, experts]."""
+    says so, else an MLP of `middle`. part: what the checkpoint calls experts in a layer.   names: of an expert's gate,
+    up, down. Behind the part's name: router, shared, shared_gate: those of the router, the shared expert and its gate
+    (None: it has none); correction: of what is added for the choice (None: nothing is), alone: which is a row
+    [1, experts]."""
     from penstock.quant.weight import Part
 
     c, lone = config, (1, config.experts) if alone else (config.experts,)

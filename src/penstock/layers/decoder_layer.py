@@ -81,6 +81,7 @@ class DecoderLayer(_TwoParts):
             or not isinstance(self.mixer, Attention)
             or self.scale != 1.0
             or self.mlp_norm.first is not None
+            or self.mlp_norm.centred
             or not isinstance(self.mlp, Mlp)
             or not fits_gate(self.mlp)
         ):

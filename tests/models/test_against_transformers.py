@@ -84,7 +84,7 @@ def test_token_by_token_is_the_same_as_whole(pair: tuple[Any, Decoder]) -> None:
         assert_close(both[0], logits[position])
 
 
-@pytest.mark.parametrize("case", ["llama-biases", "qwen3", "qwen2-windows", "gemma3"])
+@pytest.mark.parametrize("case", ["llama-biases", "qwen3", "qwen2-windows", "gemma3", "cohere2", "cohere2-biases"])
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, case: str) -> None:
     theirs = _theirs(case)
     theirs.save_pretrained(tmp_path)

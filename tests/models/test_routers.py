@@ -225,7 +225,7 @@ def test_command_has_means_of_experts_and_dense_layers_of_their_own_size() -> No
         (LAGUNA, {"num_attention_heads_per_layer": [4, 6, 6]}, "must list 4 whole numbers, one a layer"),
         (LAGUNA, {"num_attention_heads_per_layer": [4, 6, 5, 4]}, "holds 5, which is no multiple of num_key_value"),
         (LAGUNA, {"num_attention_heads_per_layer": [4, 6, -2, 4]}, "holds -2, which is no multiple"),
-        (LAGUNA, {"moe_router_logit_softcapping": 30.0}, "key 'moe_router_logit_softcapping' (30.0) is not supported"),
+        (LAGUNA, {"moe_router_logit_softcapping": -1}, "moe_router_logit_softcapping must be at least 0"),
         (LAGUNA, {"moe_apply_router_weight_on_input": True}, "key 'moe_apply_router_weight_on_input' (true)"),
         (LAGUNA, {"rope_parameters": {"rope_type": "default"}}, "rope_parameters must have an object for full_"),
         (

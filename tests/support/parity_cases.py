@@ -263,6 +263,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LAGUNA
         | {"gating": "per-element", "attention_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse"]}
         | {"num_attention_heads_per_layer": None, "moe_routed_scaling_factor": 2.5, "sliding_window": 33}
+        | {"moe_router_logit_softcapping": 0.7}
         | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "rope_parameters": LAGUNA_ROPES},
     ),
     "cohere2": ("Cohere2", COHERE | {"num_hidden_layers": 4}),

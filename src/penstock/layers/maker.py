@@ -206,9 +206,11 @@ class Maker:
     def moe(
         self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, router: str = "gate",
         names: tuple[str, str, str] | None = None, correction: Part | None = None, shared: SharedExpert | None = None,
+        score_cap: float | None = None,
     ) -> Moe:  # fmt: skip
         """at: the name before `router`'s and `.experts`, of each of which every rank has a share.   names: of an
-        expert's gate, up and down, where they aren't an MLP's.   correction: the tensor of `Experts.correction`."""
+        expert's gate, up and down, where they aren't an MLP's.   correction: the tensor of `Experts.correction`.
+        score_cap: as in Moe."""
         gate, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
         each = [f"{at}.experts.{number}" for number in range(experts)]
         shares, share = self.layout.share(middle, f"the inner size of {at}.experts")
@@ -225,6 +227,7 @@ class Maker:
             if correction is None
             else Weight([correction], torch.float32, self.device, shape=(experts,)),
             shared=shared,
+            score_cap=score_cap,
         )
 
     def shared_expert(

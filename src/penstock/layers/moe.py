@@ -85,6 +85,7 @@ class Moe:
     clamp: tuple[float, float] | None = None  # of the gate: kernels.expert_matrix.Experts
     correction: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
     shared: SharedExpert | None = None
+    score_cap: float | None = None  # scores become cap * tanh(scores / cap) before anything looks at them
     prepared: Any = field(default=None, init=False)
 
     reader: None = None  # router and experts read x
@@ -92,7 +93,10 @@ class Moe:
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """x `[T, d]` -> `[T, d]`."""
         x = wide(x)
-        out = ops.experts(x, self.router(ops, x), self.prepared)
+        scores = self.router(ops, x)
+        if self.score_cap is not None:
+            scores = ops.softcap(scores, self.score_cap)
+        out = ops.experts(x, scores, self.prepared)
         if self.shared is not None:
             out = self.shared.add_to(out, ops, x)
         return out if self.summed is None else self.summed.all_reduce(out)

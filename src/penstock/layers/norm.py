@@ -27,7 +27,7 @@ class Norm:
 
     def __call__(self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None) -> tuple[Rows, Tensor]:
         """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum, as `reader` takes it
-        (None: wide), and the sum."""
+        (None, or the norm is centred: wide), and the sum."""
         form = "wide" if reader is None else reader.form(x.shape[0])
         if residual is None:
             assert self.first is None, "what opens the stream comes out of no part"
@@ -46,9 +46,11 @@ class Norm:
         return wide(self._of(ops, x, "wide"))
 
     def _of(self, ops: Ops, x: Tensor, form: Form) -> Rows:
-        if self.centred:
-            x = (x.float() - x.float().mean(-1, keepdim=True)).to(x.dtype)
-        return ops.rms_norm(x, self.weight.value, self.eps, form)
+        if not self.centred:
+            return ops.rms_norm(x, self.weight.value, self.eps, form)
+        full = x.float()  # rounded once, behind the norm
+        centred = full - full.mean(-1, keepdim=True)
+        return wide(ops.rms_norm(centred, self.weight.value, self.eps, "wide")).to(x.dtype)
 
     def weights(self) -> Iterator[Weight]:
         if not self.made:

@@ -25,7 +25,7 @@ GROUPED_ADDED = 1e-20  # to what a token's weights are divided by
 @dataclass(frozen=True, kw_only=True)
 class ExpertFields:
     """expert_layers: those that have experts.   shared_size: inner size of the expert that all tokens go through, 0:
-    there is none; shared_scale: its answer's."""
+    there is none; shared_scale: its answer's.   score_cap: as in Moe."""
 
     experts: int
     routing: Routing
@@ -33,6 +33,7 @@ class ExpertFields:
     expert_layers: frozenset[int]
     shared_size: int = 0
     shared_scale: float = 1.0
+    score_cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,7 @@ def experts_or_mlp(
                 f"{at}.{shared}", hidden, c.shared_size, gate=None if shared_gate is None else f"{at}.{shared_gate}",
                 scale=c.shared_scale,
             ) if c.shared_size else None,
+            score_cap=c.score_cap,
         )  # fmt: skip
 
     return feed_forward

@@ -45,7 +45,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     gating = keys.take("gating", True)
     if gating is not True and gating not in ("per-head", "per-element"):
         raise keys.fail(f"gating must be true, 'per-head' or 'per-element', not {gating!r}")
-    keys.past(moe_apply_router_weight_on_input=False, moe_router_logit_softcapping=0.0)
+    keys.past(moe_apply_router_weight_on_input=False)
     experts, each = read_experts(keys, 256, 8)
     return MoeConfig(
         **fields,
@@ -62,6 +62,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         ),
         expert_size=keys.count("moe_intermediate_size", 512, high=MOST),
         expert_layers=read_listed(keys, layers, first=1),
+        score_cap=keys.number("moe_router_logit_softcapping", 0.0, low=0.0) or None,
         shared_size=keys.count("shared_expert_intermediate_size", 512, high=MOST),
     )
 

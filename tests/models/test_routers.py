@@ -104,6 +104,8 @@ TRINITY = COMMON | {
 LAGUNA = {key: value for key, value in COMMON.items() if key != "rope_theta"} | {
     "architectures": ["LagunaForCausalLM"], "model_type": "laguna", "gating": "per-head", "head_dim": 16,
     "moe_intermediate_size": 40, "moe_routed_scaling_factor": 2.5, "num_attention_heads_per_layer": [4, 6, 6, 4],
+    "decoder_sparse_step": 1, "mlp_layer_types": ["dense"] + ["sparse"] * 3, "mlp_only_layers": [0],
+    "moe_router_logit_softcapping": 0.0, "norm_topk_prob": True,
     "num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 40, "sliding_window": 512,
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     "rope_parameters": {
@@ -205,6 +207,7 @@ def test_command_has_means_of_experts_and_dense_layers_of_their_own_size() -> No
     assert (config.intermediate_size, config.expert_size, config.shared_size) == (72, 96, 192)
     assert (config.shared_scale, config.routing.scale, config.logits_scale) == (0.5, 0.5, 0.25)
     assert config.windows == (None, 4096, 4096, 4096) and all(rope.kind == "default" for rope in config.ropes)
+    assert config.left_out == () and _read(COMMAND, num_nextn_predict_layers=1).left_out == ("model.layers.4.",)
     config = _read(COMMAND, rms_norm_eps=1e-6, shared_expert_combination_strategy="sum")
     assert isinstance(config, MoeConfig) and not config.layer_norms and config.rms_norm_eps == 1e-6
     assert config.shared_scale == config.routing.scale == 1.0
@@ -233,6 +236,9 @@ def test_command_has_means_of_experts_and_dense_layers_of_their_own_size() -> No
             "rope_parameters must have an object for sliding_attention, which layer_types asks for",
         ),
         (LAGUNA, {"mlp_layer_types": ["dense", "odd", "sparse", "sparse"]}, "mlp_layer_types must say of 4 layers"),
+        (LAGUNA, {"mlp_only_layers": [1]}, "key 'mlp_only_layers' ([1]) is not supported for model_type 'laguna'"),
+        (LAGUNA, {"moe_router_score_func": "softmax"}, "key 'moe_router_score_func' (\"softmax\") is not supported"),
+        (LAGUNA, {"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor' (0.5) is not supported"),
         (COMMAND, {"expert_selection_fn": "topk"}, "expert_selection_fn 'topk' is not supported"),
         (COMMAND, {"shared_expert_combination_strategy": "max"}, "shared_expert_combination_strategy 'max' is not"),
         (COMMAND, {"use_qk_norm": True}, "key 'use_qk_norm' (true) is not supported for model_type 'cohere2_moe'"),

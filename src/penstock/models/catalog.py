@@ -25,7 +25,8 @@ _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
     "afmoe": Served("Trinity Nano, Mini, Large (Arcee)", notes=_EXPERTS),
     "cohere2": Served("Command R7B, Command A"),
-    "cohere2_moe": Served("Command A+, North-Mini-Code", notes=_EXPERTS),
+    "cohere2_moe": Served("Command A+, its text saved alone, North-Mini-Code", notes=_EXPERTS),
+    "cohere2_vision": Served("Command A Vision, Command A+", notes=_TEXT),
     "dots1": Served("dots.llm1", notes=_EXPERTS),
     "ernie4_5": Served("ERNIE 4.5 0.3B"),
     "ernie4_5_moe": Served("ERNIE 4.5 21B-A3B, 300B-A47B", notes=_EXPERTS),

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.kernels.routing import Routing
 from penstock.models.cohere2 import read_cohere, ropes
 from penstock.models.dense import given_window, read_windows
-from penstock.models.experts import MOST_EXPERTS, MoeConfig, build_moe, read_experts, read_listed
+from penstock.models.experts import MOST_EXPERTS, MoeConfig, build_moe, drafting_layers, read_experts, read_listed
 from penstock.models.keys import Keys
 from penstock.models.model_config import Windows, size
 
@@ -41,6 +41,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         expert_layers=sparse,
         shared_size=expert_size * shared,
         shared_scale=part,
+        left_out=drafting_layers(keys, layers, 0),
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_EXPERTS = 2**14
 MOST_GROUPS = 64
+MOST_DRAFTING = 64  # layers that draft tokens
 DRAFTING = "mtp."  # how names of tensors begin that draft tokens
 GROUPED_ADDED = 1e-20  # to what a token's weights are divided by
 
@@ -70,6 +71,15 @@ def read_listed(keys: Keys, layers: int, first: int) -> frozenset[int]:
     if not isinstance(types, list) or len(types) != layers or any(kind not in ("dense", "sparse") for kind in types):
         raise keys.fail(f"mlp_layer_types must say of {layers} layers each whether it is dense or sparse")
     return frozenset(number for number, kind in enumerate(types) if kind == "sparse")
+
+
+def drafting_layers(
+    keys: Keys, layers: int, absent: int, names: tuple[str, ...] = ("num_nextn_predict_layers",)
+) -> tuple[str, ...]:
+    """Reads how many layers behind the others draft tokens -> how their tensors' names begin. absent: where no name of
+    `names` is there."""
+    count = keys.same(**{name: keys.count(name, None, low=0, high=MOST_DRAFTING) for name in names})
+    return tuple(f"model.layers.{layers + n}." for n in range(absent if count is None else count))
 
 
 def read_sigmoids(

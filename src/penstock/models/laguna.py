@@ -45,8 +45,13 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     gating = keys.take("gating", True)
     if gating is not True and gating not in ("per-head", "per-element"):
         raise keys.fail(f"gating must be true, 'per-head' or 'per-element', not {gating!r}")
-    keys.past(moe_apply_router_weight_on_input=False)
+    keys.past(
+        moe_apply_router_weight_on_input=False, moe_router_score_func="sigmoid", moe_router_use_sigmoid=True,
+        norm_topk_prob=True,
+    )  # fmt: skip
     experts, each = read_experts(keys, 256, 8)
+    expert_layers = read_listed(keys, layers, first=1)
+    keys.past(decoder_sparse_step=1, mlp_only_layers=sorted({*range(layers)} - expert_layers))  # the same once more
     return MoeConfig(
         **fields,
         windows=windows,
@@ -61,7 +66,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
             top_k=each, renormalise=True, sigmoid=True, scale=keys.positive("moe_routed_scaling_factor", 1.0)
         ),
         expert_size=keys.count("moe_intermediate_size", 512, high=MOST),
-        expert_layers=read_listed(keys, layers, first=1),
+        expert_layers=expert_layers,
         score_cap=keys.number("moe_router_logit_softcapping", 0.0, low=0.0) or None,
         shared_size=keys.count("shared_expert_intermediate_size", 512, high=MOST),
     )

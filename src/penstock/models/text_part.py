@@ -23,7 +23,7 @@ OF_IMAGES: dict[str, Any] = dict.fromkeys((
     "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
     "boi_token_id", "eoi_token_id", "image_token_id", "projector_hidden_act", "vision_feature_layer",
     "multimodal_projector_bias", "spatial_merge_size", "video_token_id", "vision_start_token_id", "vision_end_token_id",
-    "vision_token_id", "out_hidden_size", "projector_hidden_size",
+    "vision_token_id", "out_hidden_size", "projector_hidden_size", "downsample_factor", "alignment_intermediate_size",
 ), ANYTHING)  # fmt: skip
 FOR_BOTH = ("eos_token_id", "bos_token_id", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 
@@ -89,6 +89,8 @@ def _tells_theta(text: dict[str, Any]) -> bool:
 
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "max_window_layers": 80}
 TEXT_PARTS = {
+    # Its logits are its text's, scaled: transformers scales those of the text alone only.
+    "cohere2_vision": TextOfWhole("Cohere2VisionForConditionalGeneration", "cohere2", {"tie_word_embeddings": True}),
     "gemma3": TextOfWhole("Gemma3ForConditionalGeneration", "gemma3_text", {"vocab_size": 262_208}),
     "mistral3": TextOfWhole("Mistral3ForConditionalGeneration", "mistral"),
     "muse_glimmer": TextOfWhole("MuseGlimmerForConditionalGeneration", "muse_glimmer_text"),

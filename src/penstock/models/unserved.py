@@ -78,7 +78,7 @@ WHY: dict[str, frozenset[str]] = {
     """),
     MEDIA: _names("""
         EvollaModel aimv2 align altclip apertus1p5 aria audio-spectrogram-transformer audioflamingo3 aya_vision bark
-        beit bit blip blip-2 bridgetower canary chameleon chinese_clip chmv2 clap clip clipseg clvp cohere2_vision
+        beit bit blip blip-2 bridgetower canary chameleon chinese_clip chmv2 clap clip clipseg clvp
         cohere_asr cohere_compass colmodernvbert colpali colqwen2 conditional_detr convnext convnextv2 cosmos3_edge
         cosmos3_omni csm cvt d_fine dab-detr dac data2vec-audio data2vec-vision deepseek_ocr2 deepseek_vl
         deepseek_vl_hybrid deformable_detr deimv2 deit depth_anything depth_pro detr dia dinat dinov2

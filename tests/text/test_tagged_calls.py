@@ -4,6 +4,7 @@ grammars whose texts are read back."""
 from __future__ import annotations
 
 import json
+from time import process_time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from penstock.text.answers.answer_grammar import around
 from penstock.text.answers.reader import FORMATS, AnswerReader, format_of
 from penstock.text.answers.reasoning import WRAPPED, thinking_behind
+from penstock.text.answers.tagged import MOST_TAG
 from penstock.text.answers.tool import Tool
 
 Json = dict[str, Any]
@@ -213,3 +215,32 @@ def test_ernie_s_answers_stand_between_marks(text: str, thought: str, content: s
     pieces = [piece for part in parts for piece in reader.feed(part)] + reader.end()
     assert "".join(piece.text for piece in pieces if piece.kind == "reasoning") == thought
     assert "".join(piece.text for piece in pieces if piece.kind == "content").rstrip("\n") == content
+
+
+@pytest.mark.parametrize("step", [0, 1, 100])
+def test_a_tag_that_goes_on_and_on_is_none(step: int) -> None:
+    for space, called in ((MOST_TAG - 100, True), (MOST_TAG, False)):
+        text = f"<tool_call>get_weather{' ' * space}<arg_key>city</arg_key><arg_value>x</arg_value></tool_call>"
+        assert bool(read("glm45", text, step)[1]) is called
+
+
+@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "lfm2"])
+@pytest.mark.parametrize("flood", [" ", "a ", "\n", "<", "</arg_value> ", "</parameter>\n", "-", "(", '"'])
+@pytest.mark.parametrize("step", [1, 64])
+def test_a_flood_is_read_in_time(name: str, flood: str, step: int) -> None:
+    """However long a text goes on without a mark, each of its letters is looked at a few times."""
+    heads = {
+        "glm45": (
+            "<tool_call>", "<tool_call>get_weather\n", "<tool_call>get_weather\n<arg_key>",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>",
+        ),
+        "minimax_m2": (
+            "<minimax:tool_call>", '<minimax:tool_call><invoke name="get_weather">',
+            '<minimax:tool_call><invoke name="get_weather"><parameter name="city">',
+        ),
+        "lfm2": ("<|tool_call_start|>[", "<|tool_call_start|>[get_weather(city='", "<|tool_call_start|>"),
+    }[name]  # fmt: skip
+    for head in heads:
+        begun = process_time()
+        read(name, head + flood * (20_000 // len(flood)), step)
+        assert process_time() - begun < 3.0, head

@@ -15,9 +15,11 @@ from penstock.text.answers.argument_text import Arguments, ArgumentText
 from penstock.text.answers.json_mending import JsonMender
 from penstock.text.answers.pieces import AnswerPiece, TurningParser, find_mark
 from penstock.text.answers.tags import Tags
-from penstock.text.answers.tool import Tool
+from penstock.text.answers.tool import NAME, Tool
 
-_NAME = r"[^<>\n\"']+?"
+MOST_TAG = 2048  # characters of a tag, its name and the space beside it; what goes on longer is none
+_FUNCTION = rf"(?P<name>{NAME.pattern}+)"  # possessive, as _KEY is: a text is looked at once
+_KEY = r"(?P<name>[^<>\n\"']++)"
 
 
 class _Marks(NamedTuple):
@@ -38,8 +40,8 @@ def _marks_of(tags: Tags) -> _Marks:
     behind = behind if tags.function[1].strip() else rf"(?={opened}|{end})"
     value_end = rf"{close}\s*+(?:{opened}|{over}|{end})"
     return _Marks(
-        regex.compile(rf"\s*+{before}\s*+(?P<name>{_NAME})\s*+{behind}"),
-        regex.compile(rf"\s*+{opened}\s*+(?P<name>{_NAME})\s*+{between}"),
+        regex.compile(rf"\s*+{before}\s*+{_FUNCTION}\s*+{behind}"),
+        regex.compile(rf"\s*+{opened}{_KEY}{between}"),
         regex.compile(rf"\s*+{over}"),
         regex.compile(value_end),
         regex.compile(rf"{value_end}|{close}\s*+$"),
@@ -68,6 +70,7 @@ class TaggedParser(TurningParser):
         self._told = 0  # of them
         self._key, self._value = "", ArgumentText([])
         self._looked = 0  # characters of the value in which it doesn't end
+        self._seen = 0  # characters of it that were there at the last look
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
         """Returns what was held back. stopped: the model ended the answer, and what is open with it; else a limit cut
@@ -89,6 +92,8 @@ class TaggedParser(TurningParser):
         """Takes one step through the text. Returns whether there may be another before more of it comes."""
         if self._within == "value":
             return self._in_value(found)
+        if self._within and not self._stopped and self._text.isspace():
+            return False
         if self._within == "function":
             return self._in_function(found)
         if self._within == "call":
@@ -108,9 +113,9 @@ class TaggedParser(TurningParser):
                 self._text, self._within = text.removeprefix(self._tags.end), ""
             return not self._within
         head = self._marks.function.match(self._text, partial=not self._stopped)
-        if head is not None and head.partial:
+        if head is not None and head.partial and head.end() <= MOST_TAG:
             return False
-        if head is None or head["name"] not in self._tools:
+        if head is None or head.end() > MOST_TAG or head["name"] not in self._tools:
             found += self._content.put(self._opened)
             self._opened, self._within = "", ""
             return True
@@ -124,11 +129,15 @@ class TaggedParser(TurningParser):
         """An argument's head, or the call's end. What is neither ends it."""
         for mark in (self._marks.parameter, self._marks.function_end):
             tag = mark.match(self._text, partial=not self._stopped)
+            if tag is not None and tag.end() > MOST_TAG:
+                tag = None
             if tag is not None and tag.partial:
                 return False
             if tag is not None and mark is self._marks.parameter:
                 self._text, self._within, self._looked = self._text[tag.end() :], "value", 0
-                self._key, self._value = tag["name"], self._arguments.text(tag["name"])
+                self._seen = 0
+                self._key = tag["name"].strip()
+                self._value = self._arguments.text(self._key)
                 return True
             if tag is not None:
                 self._text = self._text[tag.end() :]
@@ -143,6 +152,9 @@ class TaggedParser(TurningParser):
             at = text.find(close, self._looked)
             self._looked = max(0, len(text) - len(close))
         else:
+            fresh, self._seen = text[self._seen :], len(text)
+            if not self._stopped and fresh.isspace() and text.startswith(close, self._looked):
+                return False  # a close waits for what stands behind the space
             ends = self._marks.value_stops if self._stopped else self._marks.value_end
             mark = ends.search(text, self._looked, partial=not self._stopped)
             self._looked = len(text) if mark is None else mark.start()

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from penstock.errors import CheckpointError
 from penstock.kernels.choose import choose
 from penstock.kernels.routing import Routing
+from penstock.layers.gate_form import GateForm
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.experts import MoeConfig
 from penstock.models.lfm2_moe import ConvMoeConfig
@@ -93,6 +94,32 @@ LFM2 = {key: value for key, value in COMMON.items() if key not in ("hidden_act",
     "routed_scaling_factor": 1.0, "use_expert_bias": True,
 }  # fmt: skip
 
+TRINITY = COMMON | {
+    "architectures": ["AfmoeForCausalLM"], "model_type": "afmoe", "global_attn_every_n_layers": 4, "head_dim": 16,
+    "load_balance_coeff": 0.001, "moe_intermediate_size": 40, "mup_enabled": True, "n_group": 1, "num_dense_layers": 2,
+    "num_expert_groups": 1, "num_experts": 8, "num_experts_per_tok": 4, "num_limited_groups": 1,
+    "num_shared_experts": 1, "rms_norm_eps": 1e-5, "route_norm": True, "route_scale": 2.826, "score_func": "sigmoid",
+    "sliding_window": 2048, "topk_group": 1, "use_grouped_mm": True,
+}  # fmt: skip
+LAGUNA = {key: value for key, value in COMMON.items() if key != "rope_theta"} | {
+    "architectures": ["LagunaForCausalLM"], "model_type": "laguna", "gating": "per-head", "head_dim": 16,
+    "moe_intermediate_size": 40, "moe_routed_scaling_factor": 2.5, "num_attention_heads_per_layer": [4, 6, 6, 4],
+    "decoder_sparse_step": 1, "mlp_layer_types": ["dense"] + ["sparse"] * 3, "mlp_only_layers": [0],
+    "moe_router_logit_softcapping": 0.0, "norm_topk_prob": True,
+    "num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 40, "sliding_window": 512,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    },
+}  # fmt: skip
+COMMAND = COMMON | {
+    "architectures": ["Cohere2MoeForCausalLM"], "model_type": "cohere2_moe", "expert_selection_fn": "sigmoid",
+    "first_k_dense_replace": 1, "head_dim": 16, "logit_scale": 0.25, "layer_norm_eps": 1e-5, "num_experts": 8,
+    "num_experts_per_tok": 2, "num_shared_experts": 2, "prefix_dense_intermediate_size": 72, "sliding_window": 4096,
+    "shared_expert_combination_strategy": "average", "sliding_window_pattern": 4, "tie_word_embeddings": True,
+}  # fmt: skip
+
 
 def _read(raw: dict[str, Any], **changes: Any) -> ModelConfig:
     return model_config_of(raw | changes, "config.json")
@@ -156,9 +183,68 @@ def test_exaone_turns_nothing_where_it_sees_all() -> None:
     assert [rope.kind for rope in config.ropes] == ["default"] * 3 + ["none"]
 
 
+def test_trinity_turns_where_it_has_a_window_and_a_gate_opens_its_answer() -> None:
+    config = _read(TRINITY)
+    assert isinstance(config, MoeConfig) and config.expert_layers == {2, 3} and config.embedding_scale == 8.0
+    assert config.routing == Routing(top_k=4, renormalise=True, sigmoid=True, added=1e-20, scale=2.826)
+    assert (config.windows, config.gate) == ((2048,) * 3 + (None,), GateForm(name="gate_proj"))
+    assert [rope.kind for rope in config.ropes] == ["default"] * 3 + ["none"]
+
+
+def test_laguna_has_heads_and_ropes_by_layer() -> None:
+    config = _read(LAGUNA)
+    assert isinstance(config, MoeConfig) and config.layer_heads == (4, 6, 6, 4) and config.expert_layers == {1, 2, 3}
+    assert config.gate == GateForm(name="g_proj", softplus=True, a_head=True)
+    assert [(rope.theta, rope.part) for rope in config.ropes] == [(5e5, 0.5), (1e4, 1.0), (1e4, 1.0), (5e5, 0.5)]
+    assert _read(LAGUNA, gating=True) == config != _read(LAGUNA, gating="per-element")
+
+
+def test_command_has_means_of_experts_and_dense_layers_of_their_own_size() -> None:
+    config = _read(COMMAND)
+    assert (
+        isinstance(config, MoeConfig) and config.parallel and config.layer_norms and config.expert_layers == {1, 2, 3}
+    )
+    assert (config.intermediate_size, config.expert_size, config.shared_size) == (72, 96, 192)
+    assert (config.shared_scale, config.routing.scale, config.logits_scale) == (0.5, 0.5, 0.25)
+    assert config.windows == (None, 4096, 4096, 4096) and all(rope.kind == "default" for rope in config.ropes)
+    assert config.left_out == () and _read(COMMAND, num_nextn_predict_layers=1).left_out == ("model.layers.4.",)
+    config = _read(COMMAND, rms_norm_eps=1e-6, shared_expert_combination_strategy="sum")
+    assert isinstance(config, MoeConfig) and not config.layer_norms and config.rms_norm_eps == 1e-6
+    assert config.shared_scale == config.routing.scale == 1.0
+
+
 @pytest.mark.parametrize(
     ("raw", "changes", "said"),
     [
+        (TRINITY, {"score_func": "softmax"}, "key 'score_func' (\"softmax\") is not supported for model_type 'afmoe'"),
+        (TRINITY, {"route_norm": False}, "key 'route_norm' (false) is not supported"),
+        (TRINITY, {"n_group": 2}, "key 'n_group' (2) is not supported"),
+        (TRINITY, {"route_scale": 0}, "route_scale must be above 0"),
+        (TRINITY, {"num_experts_per_tok": 9}, "num_experts_per_tok (9) is above num_experts (8)"),
+        (TRINITY, {"sliding_window": None}, "layer_types asks for sliding_attention but sliding_window is null"),
+        (TRINITY, {"mup_enabled": 3}, "mup_enabled must be true or false"),
+        (LAGUNA, {"gating": False}, "gating must be true, 'per-head' or 'per-element', not False"),
+        (LAGUNA, {"gating": 1}, "gating must be true"),
+        (LAGUNA, {"num_attention_heads_per_layer": [4, 6, 6]}, "must list 4 whole numbers, one a layer"),
+        (LAGUNA, {"num_attention_heads_per_layer": [4, 6, 5, 4]}, "holds 5, which is no multiple of num_key_value"),
+        (LAGUNA, {"num_attention_heads_per_layer": [4, 6, -2, 4]}, "holds -2, which is no multiple"),
+        (LAGUNA, {"moe_router_logit_softcapping": -1}, "moe_router_logit_softcapping must be at least 0"),
+        (LAGUNA, {"moe_apply_router_weight_on_input": True}, "key 'moe_apply_router_weight_on_input' (true)"),
+        (LAGUNA, {"rope_parameters": {"rope_type": "default"}}, "rope_parameters must have an object for full_"),
+        (
+            LAGUNA, {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "rope_parameters must have an object for sliding_attention, which layer_types asks for",
+        ),
+        (LAGUNA, {"mlp_layer_types": ["dense", "odd", "sparse", "sparse"]}, "mlp_layer_types must say of 4 layers"),
+        (LAGUNA, {"mlp_only_layers": [1]}, "key 'mlp_only_layers' ([1]) is not supported for model_type 'laguna'"),
+        (LAGUNA, {"moe_router_score_func": "softmax"}, "key 'moe_router_score_func' (\"softmax\") is not supported"),
+        (LAGUNA, {"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor' (0.5) is not supported"),
+        (COMMAND, {"expert_selection_fn": "topk"}, "expert_selection_fn 'topk' is not supported"),
+        (COMMAND, {"shared_expert_combination_strategy": "max"}, "shared_expert_combination_strategy 'max' is not"),
+        (COMMAND, {"use_qk_norm": True}, "key 'use_qk_norm' (true) is not supported for model_type 'cohere2_moe'"),
+        (COMMAND, {"layer_norm_eps": 0}, "layer_norm_eps must be above 0"),
+        (COMMAND, {"logit_scale": -1}, "logit_scale must be above 0"),
+        (COMMAND, {"n_group": 2}, "key 'n_group' (2) is not supported"),
         (GLM, {"n_group": 3}, "n_group (3) does not divide the number of experts (8)"),
         (GLM, {"n_group": 4, "topk_group": 5}, "topk_group (5) is above n_group (4)"),
         (GLM, {"n_group": 8, "topk_group": 8}, "n_group (8) leaves a group one expert"),

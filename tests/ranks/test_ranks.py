@@ -65,6 +65,20 @@ GATED = EXPERTS | {
     "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 40,
 }  # fmt: skip
 GATED.pop("head_dim")
+OPENED = {
+    "model_type": "afmoe", "architectures": ["AfmoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24, "head_dim": 8, "sliding_window": 20, "num_dense_layers": 0, "attention_bias": True,
+    "global_attn_every_n_layers": 2,
+}  # fmt: skip
+SOFT = {
+    "model_type": "laguna", "architectures": ["LagunaForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "head_dim": 8, "attention_bias": True,
+    "rope_theta": None,
+}  # fmt: skip
+ONE_NORM = {
+    "model_type": "cohere2_moe", "architectures": ["Cohere2MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2,
+    "head_dim": 8, "sliding_window": 20, "num_shared_experts": 1, "sliding_window_pattern": 2,
+}  # fmt: skip
 ASKS = [
     Ask(), Ask(temperature=1.0, seed=3), Ask(temperature=1.2, top_p=0.8, seed=4),
     Ask(temperature=1.0, repetition=1.3, frequency=0.5, seed=5), Ask(temperature=1.0, bias={9: 3.0}, seed=6),
@@ -124,7 +138,7 @@ def test_experts_are_shared_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [FUSED, NORMED, FOUR, SHARED, PARTS, GATED],
+    [FUSED, NORMED, FOUR, SHARED, PARTS, GATED, OPENED, SOFT, ONE_NORM],
     ids=[
         "fused tensors",
         "norms over all heads",
@@ -132,6 +146,9 @@ def test_experts_are_shared_out(tmp_path: Path) -> None:
         "experts beside a shared one",
         "norms of turned parts",
         "a gated shared expert",
+        "a gate of its own",
+        "a gate a head",
+        "both parts behind one norm",
     ],
 )
 def test_families_are_cut_as_they_lie(shape: dict[str, Any], tmp_path: Path) -> None:

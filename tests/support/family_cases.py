@@ -213,6 +213,23 @@ CASES: dict[str, Case] = {
         | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}},
     ),
     "hunyuan_v1_moe 4/2 of 64": ("HunYuanMoEV1", heads(4, 2, 64) | {"num_experts": 6, "moe_topk": 2}),
+    "afmoe 4/2 of 64, a gate, mixed windows": (
+        "Afmoe", heads(4, 2, 64) | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"sliding_window": 37, "num_hidden_layers": 4, "attention_bias": True},
+    ),
+    "laguna 4/6/2 over 2 of 64, a gate a head": (
+        "Laguna", heads(4, 2, 64) | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"shared_expert_intermediate_size": 48, "num_attention_heads_per_layer": [4, 6, 2], "sliding_window": 37}
+        | {"layer_types": MIXED} | THREE,
+    ),
+    "cohere2 4/2 of 32, mixed windows": (
+        "Cohere2", {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 37, "num_hidden_layers": 4}
+        | TIED,
+    ),
+    "cohere2_moe 4/2 of 64": (
+        "Cohere2Moe", heads(4, 2, 64) | {"num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 1}
+        | {"sliding_window": 37, "first_k_dense_replace": 1, "logit_scale": 1.0} | THREE,
+    ),
     "gpt_oss 4/2 of 64, window 37": (
         "GptOss", heads(4, 2, 64) | YARN | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 37},
     ),

@@ -160,7 +160,8 @@ CODER: list[tuple[str, str, list[list[str]]]] = [
     ("x <tool_call>\n<fun", "x <tool_call>\n<fun", []),
     ("<tool_call>\n<function=>\n", "<tool_call>\n<function=>\n", []),
 ]  # fmt: skip
-CASES = [(name, *case) for name, found in zip(FORMATS, (HERMES, LLAMA, CODER), strict=True) for case in found]
+BY_NAME = {"hermes": HERMES, "ernie45": HERMES, "llama3_json": LLAMA, "qwen3_coder": CODER}
+CASES = [(name, *case) for name, found in BY_NAME.items() for case in found]
 
 
 @pytest.mark.parametrize("name, text, content, calls", CASES, ids=lambda value: repr(value)[:40])
@@ -181,12 +182,15 @@ _BITS = [
     ",", "[", "]",
     "<function=ping>", "</function>", "<parameter=a>", "</parameter>", "<", "<think>", "</think>", "1", "null", "é",
     "<|python_tag|>", ";", '{"name": "ping", "parameters": {"a": ', "NaN", "'", "True", "1e999",
+    "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", '<invoke name="ping">',
+    '<parameter name="a">', "</invoke>", "</minimax:tool_call>", "<|tool_call_start|>[", "ping(a=",
+    ")]<|tool_call_end|>", "<tool_call>ping",
 ]  # fmt: skip
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(
-    bits=st.lists(st.sampled_from(_BITS), max_size=14),
+    bits=st.lists(st.sampled_from(_BITS), max_size=18),
     name=st.sampled_from([*FORMATS]),
     thinking=st.sampled_from(["open", "may open", "closed"]),
     data=st.data(),
@@ -301,7 +305,7 @@ def test_a_template_says_how_calls_are_written(template: str, want: str) -> None
 
 def test_parsers_are_known_by_name() -> None:
     AnswerParsers(enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="qwen3").check()
-    with pytest.raises(UsageError, match="tool_call_parser must be one of hermes, llama3_json, qwen3_coder"):
+    with pytest.raises(UsageError, match="tool_call_parser must be one of hermes, ernie45, glm45, glm47, lfm2,"):
         AnswerParsers(tool_call_parser="mistral").check()
     with pytest.raises(UsageError, match="reasoning_parser must be one of qwen3, deepseek_r1"):
         AnswerParsers(reasoning_parser="r1").check()

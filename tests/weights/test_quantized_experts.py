@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from quantized_forms import FORMS
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from penstock.errors import CheckpointError
 from penstock.kernels.choose import choose
 from penstock.layers.moe import Moe
 from penstock.parallel.layout import ALONE, Layout
@@ -43,7 +44,7 @@ def write(folder: Path, name: str | None) -> dict[str, Tensor]:
     config, make = FORMS[name] if name else (None, None)
     if config is not None and "ignore" in config:
         config = config | {"ignore": ["lm_head", "re:.*gate$"]}
-    if config is not None and config["quant_method"] == "awq":
+    if config is not None and config["quant_method"] in ("awq", "fp8"):
         config = config | {"modules_to_not_convert": ["gate"]}
     draw = torch.Generator().manual_seed(5)
     tensors = {
@@ -116,3 +117,36 @@ def test_integers_are_made_at_load_and_the_router_stays(tmp_path: Path, made: st
         numbers, scale = to_int(worth[at], bits, group, torch.float32)
         worth[at] = numbers.float() * scale.repeat_interleave(group, 1)
     close(moe_of(tmp_path, quantization=made)(choose(CPU, torch.float32), x), dequantised(x, worth))
+
+
+@pytest.mark.parametrize("form", ["hf fp8", "fp8 block"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("missing", "lack tensor '{}'"),
+        ("doubled", "holds tensor '{}_again'"),
+        ("of another shape", r"tensor '{}' has shape \[1, 2\], config.json asks for \[1, 1\]"),
+        ("no number", "tensor '{}' holds what is no finite number"),
+        ("in integers", "tensor '{}' is I32"),
+    ],
+)
+def test_what_is_wrong_with_an_expert_s_block_scales_is_one_line(
+    tmp_path: Path, form: str, change: str, said: str
+) -> None:
+    write(tmp_path, form)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = f"model.layers.0.mlp.experts.1.up_proj.weight_scale{'_inv' if form == 'hf fp8' else ''}"
+    scale = tensors.pop(name)
+    assert scale.shape == (1, 1)
+    changed = {
+        "missing": {},
+        "doubled": {name: scale, f"{name}_again": scale.clone()},
+        "of another shape": {name: scale.expand(1, 2).contiguous()},
+        "no number": {name: torch.full_like(scale, float("nan"))},
+        "in integers": {name: scale.to(torch.int32)},
+    }
+    save_file(tensors | changed[change], path)
+    with pytest.raises(CheckpointError, match=said.format(name)) as caught:
+        moe_of(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from penstock.errors import CheckpointError
 from penstock.weights import stream
-from penstock.weights.checkpoint import ITEM_BYTES, read_header, read_tensors
+from penstock.weights.checkpoint import ITEM_BYTES, read_header, read_tensors, unstacked
 from penstock.weights.stream import TORCH_DTYPES, stream_tensors
 
 pytestmark = pytest.mark.torch
@@ -84,3 +84,20 @@ def test_a_ranks_share_is_read_alone(tmp_path: Path, piece: int, monkeypatch: py
             ((told, got),) = stream_tensors([share], CPU)
             assert told.shape == got.shape and torch.equal(got, tensor.narrow(dimension, first, length))
             assert sum(read) == got.nbytes
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@torch.inference_mode()
+def test_each_expert_of_a_stack_streams_as_it_maps(turned: bool, tmp_path: Path) -> None:
+    """Stacks are [experts, out, in], or [experts, in, out], of which each matrix is turned."""
+    gate, up = torch.randn(2, 3, 5, 7).unbind()
+    both, path = torch.cat((gate, up), 1), tmp_path / "model.safetensors"
+    save_file({"a.experts.gate_up_proj": both.mT.contiguous() if turned else both}, path)
+    names = [f"a.experts.{n}.{part}_proj.weight" for n in range(3) for part in ("gate", "up")]
+    entries = unstacked({entry.name: entry for entry in read_header(path)}, dict.fromkeys(names, (5, 7)))
+    assert list(entries) == names and {entry.turned for entry in entries.values()} == {turned}
+    for read in (read_tensors, lambda asked: stream_tensors(asked, CPU)):
+        found = {entry.name: tensor.clone() for entry, tensor in read(list(entries.values()))}
+        for number in range(3):
+            assert torch.equal(found[names[2 * number]], gate[number])
+            assert torch.equal(found[names[2 * number + 1]], up[number])

@@ -17,9 +17,12 @@ from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import StateForm
+from penstock.layers.gate_form import GateForm
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, WholeNorms
 from penstock.quant.weight import Weight
+
+LARGE = 20.0  # log(1 + exp(x)) is x from here on, in float32
 
 
 @dataclass(slots=True)
@@ -38,7 +41,8 @@ class Attention:
     lanes: list[int] | None = None  # the order in which kernels want the numbers of q's and k's heads; None: as loaded
     query_scale: Tensor | None = None  # [positions]: what a query is multiplied by where it stands
     sinks: Weight | None = None  # [heads] float32: scores that take part in the softmax and bring no value
-    gated: bool = False  # qkv has heads * width rows more, behind v's: the sigmoid of those multiplies the answer
+    gate: GateForm | None = None
+    opening: Linear | None = None  # the gate's product; None: qkv has it behind v's rows, where there is a gate
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
         """x `[T, d]`, kv of `form` -> `[T, d]`, or of those that the step keeps."""
@@ -48,7 +52,7 @@ class Attention:
         k_norm = None if self.k_norm is None else self.k_norm.weight.value
         eps = 0.0 if self.q_norm is None else self.q_norm.eps
         qkv = whole = self.qkv(ops, x)
-        if self.gated:
+        if self._has_gates_in_q:
             qkv = whole[:, : (kind.heads + 2 * kind.kv_heads) * kind.width]
         if self.between is not None:
             qkv = self.between(ops, qkv)
@@ -57,35 +61,49 @@ class Attention:
             q = q.mul_(self.query_scale.index_select(0, step.positions)[:, None, None])
         seen = ops.attention(step.keep(q), kv, step, kind, plan, self.sink_scores)
         flat = seen.reshape(-1, kind.heads * kind.width)
-        if not self.gated:
+        if self.gate is None:
             return self.out(ops, flat)
-        gate = step.keep(whole[:, qkv.shape[1] :])
-        return self.out(ops, ops.sigmoid_mul(flat, gate, self.out.form(flat.shape[0])))
+        gate = whole[:, qkv.shape[1] :] if self.opening is None else self.opening(ops, x)
+        return self.out(ops, self._opened(ops, self.gate, flat, step.keep(gate)))
+
+    def _opened(self, ops: Ops, form: GateForm, flat: Tensor, gate: Tensor) -> Rows:
+        """flat [T, H * D], gate [T, H * D] or a number a head [T, H] -> [T, H * D]."""
+        if not form.softplus:
+            return ops.sigmoid_mul(flat, gate, self.out.form(flat.shape[0]))
+        full = gate.float()  # torch's own softplus has another exponential for elements at the end of a thread's share
+        opened = torch.where(full > LARGE, full, full.exp().log1p()).to(flat.dtype)
+        if not form.a_head:
+            return flat * opened
+        return (flat.view(-1, self.kind.heads, self.kind.width) * opened[:, :, None]).flatten(1)
 
     @property
     def source(self) -> None:
         """None: its K and V are its own."""
 
     @property
-    def reader(self) -> Linear:
-        return self.qkv
+    def reader(self) -> Linear | None:
+        return self.qkv if self.opening is None else None
 
     def matrices(self) -> Iterator[Linear]:
         yield from (self.qkv, self.out)
+        if self.opening is not None:
+            yield self.opening
 
     def weights(self) -> Iterator[Weight]:
         norms = (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
-        yield from (norm.weight for norm in norms if norm is not None)
+        for norm in norms:
+            if norm is not None:
+                yield from norm.weights()
         if self.sinks is not None:
             yield self.sinks
-        yield from self.qkv.weights()
-        yield from self.out.weights()
+        for matrix in self.matrices():
+            yield from matrix.weights()
 
     def prepare(self, ops: Ops) -> None:
-        if self.lanes is not None or self.gated:
+        if self.lanes is not None or self._has_gates_in_q:
             self._reorder()
-        self.qkv.prepare(ops)
-        self.out.prepare(ops)
+        for matrix in self.matrices():
+            matrix.prepare(ops)
 
     @property
     def sink_scores(self) -> Tensor | None:
@@ -94,13 +112,17 @@ class Attention:
     @property
     def is_rotation_alone(self) -> bool:
         """Whether queries and keys are rotated and nothing else."""
-        return self.q_norm is None and self.between is None and self.query_scale is None and not self.gated
+        return self.q_norm is None and self.between is None and self.query_scale is None and self.gate is None
+
+    @property
+    def _has_gates_in_q(self) -> bool:
+        return self.gate is not None and self.opening is None
 
     def _reorder(self) -> None:
         """Puts the loaded rows of q's and k's heads, and their norms, in the order in which halves turn together, and
-        the gates, each of which a checkpoint has behind its head of q, behind all others."""
+        the gates that a checkpoint has behind their heads of q, behind all others."""
         kind, width = self.kind, self.kind.width
-        turned, gates = kind.heads + kind.kv_heads, kind.heads if self.gated else 0
+        turned, gates = kind.heads + kind.kv_heads, kind.heads if self._has_gates_in_q else 0
         rows = torch.arange((turned + kind.kv_heads + gates) * width).view(-1, width)
         if gates:
             rows = torch.cat((rows[: 2 * gates : 2], rows[2 * gates :], rows[1 : 2 * gates : 2]))

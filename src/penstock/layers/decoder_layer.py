@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import wide
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import Attention
@@ -80,6 +81,7 @@ class DecoderLayer(_TwoParts):
             or not isinstance(self.mixer, Attention)
             or self.scale != 1.0
             or self.mlp_norm.first is not None
+            or self.mlp_norm.centred
             or not isinstance(self.mlp, Mlp)
             or not fits_gate(self.mlp)
         ):
@@ -172,5 +174,26 @@ class NormsBehindLayer(_TwoParts):
 
     def weights(self) -> Iterator[Weight]:
         yield from (self.behind_mixer.weight, self.behind_mlp.weight)
+        yield from self.mixer.weights()
+        yield from self.mlp.weights()
+
+
+@dataclass(slots=True)
+class ParallelLayer(_TwoParts):
+    """Command R's order: both parts read one norm of the stream, and their answers join it together (GPT-J)."""
+
+    norm: Norm
+    mixer: Mixer
+    mlp: FeedForward
+
+    def __call__(
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
+    ) -> tuple[Tensor, Tensor]:
+        rows, residual = self.norm(ops, x, residual, None)
+        mixed = self.mixer(ops, rows, step, state[0])
+        return mixed.add_(self.mlp(ops, step.keep(wide(rows)))), step.keep(residual)
+
+    def weights(self) -> Iterator[Weight]:
+        yield from self.norm.weights()
         yield from self.mixer.weights()
         yield from self.mlp.weights()

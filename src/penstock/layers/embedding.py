@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
+from penstock.layers.norm import Norm
 from penstock.parallel.layout import Layout
 from penstock.quant.scheme import PLAIN, Made, Scheme, plain_product
 from penstock.quant.weight import Weight
@@ -21,6 +22,7 @@ class Embedding:
     scale: float = 1.0
     first: int = 0  # the token of the first row
     summed: Layout | None = None  # whose ranks have a stretch each
+    norm: Norm | None = None  # what rows pass
 
     def __call__(self, ops: Ops, ids: Tensor) -> Tensor:
         """ids `[T]` -> `[T, d]`, a tensor of its own that later layers may overwrite."""
@@ -28,7 +30,8 @@ class Embedding:
             rows = ops.embed(ids, self.table.value, None)
         else:  # all but one rank add nothing
             rows = self.summed.all_reduce(ops.embed(ids, self.table.value, self.first))
-        return rows if self.scale == 1.0 else rows.mul_(self.scale)
+        rows = rows if self.scale == 1.0 else rows.mul_(self.scale)
+        return rows if self.norm is None else self.norm.alone(ops, rows)
 
 
 class TiedHead(Linear):

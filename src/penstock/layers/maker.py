@@ -20,6 +20,7 @@ from penstock.kernels.routing import Routing
 from penstock.kernels.state_forms import RecurrentForm, StatePart
 from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
+from penstock.layers.gate_form import GateForm
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Activation, Mlp, Relu2Mlp
 from penstock.layers.moe import Moe, SharedExpert, Stacked
@@ -58,13 +59,19 @@ class Maker:
     query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)  # one growth a model
 
     def norm(
-        self, name: str, size: int, eps: float, *, one_plus: bool = False, wide: bool = False, first: Norm | None = None
-    ) -> Norm:
+        self, name: str, size: int, eps: float, *, one_plus: bool = False, wide: bool = False,
+        first: Norm | None = None, centred: bool = False,
+    ) -> Norm:  # fmt: skip
         """wide: it multiplies before it rounds.   one_plus: so it does, by 1 + w, and the checkpoint has w.   first:
-        what x passes before it joins the stream."""
-        if one_plus:
-            return Norm(Weight([Part(name, (size,))], torch.float32, self.device, transform=_one_plus), eps, first)
-        return Norm(Weight([Part(name, (size,))], torch.float32 if wide else self.dtype, self.device), eps, first)
+        what x passes before it joins the stream.   centred: it is a layer norm."""
+        dtype, transform = torch.float32 if wide or one_plus else self.dtype, _one_plus if one_plus else None
+        return Norm(Weight([Part(name, (size,))], dtype, self.device, transform=transform), eps, first, centred)
+
+    def bare_norm(self, size: int, eps: float) -> Norm:
+        """A norm without a weight."""
+        ones = Weight([Part("", (size,))], torch.float32, self.device)
+        ones.value.fill_(1.0)
+        return Norm(ones, eps, made=True)
 
     def whole_norms(
         self, names: Sequence[str], shape: Heads, eps: float, *, wide: bool = False, clip: float | None = None
@@ -78,14 +85,15 @@ class Maker:
         return WholeNorms(norms[0], norms[1], clip, self.layout)
 
     def embedding(
-        self, name: str, vocabulary: int, size: int, *, scale: float = 1.0, tied: str | None = None
-    ) -> Embedding:
-        """tied: the name under which a checkpoint may hold the table once more, as the head."""
+        self, name: str, vocabulary: int, size: int, *, scale: float = 1.0, norm: Norm | None = None,
+        tied: str | None = None,
+    ) -> Embedding:  # fmt: skip
+        """norm: what rows pass.   tied: the name under which a checkpoint may hold the table once more, as the head."""
         again = () if tied is None else (tied,)
         rows = self._of_vocabulary(name, vocabulary, size)
         table = Weight([rows], self.dtype, self.device, again=again)
         summed, first = (None, 0) if rows.cut is None else (self.layout, rows.bounds[0])
-        return Embedding(table, torch.tensor(scale, dtype=self.dtype).item(), first, summed)
+        return Embedding(table, torch.tensor(scale, dtype=self.dtype).item(), first, summed, norm)
 
     def head(self, name: str, vocabulary: int, into: int) -> Linear:
         """The matrix that scores the vocabulary: of several ranks each has some of the tokens, as the embedding."""
@@ -125,13 +133,12 @@ class Maker:
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
         scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
         norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
-        query_growth: float = 0.0, sinks: bool = False, gated: bool = False, out: str = "o_proj",
+        query_growth: float = 0.0, sinks: bool = False, gate: GateForm | None = None, out: str = "o_proj",
         turned_first: bool = False,
     ) -> Attention:  # fmt: skip
         """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores, None: width ** -0.5.
         norms: of q's and k's heads, before they are turned or (turned_first) then.   query_growth: of queries beyond
-        the rope's original context.   sinks: each head has one, `.sinks`.   gated: q's rows are twice as many, each
-        head's gate behind it."""
+        the rope's original context.   sinks: each head has one, `.sinks`."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -144,9 +151,14 @@ class Maker:
             turned_first=turned_first,
         )
         parts = [
-            (f"{at}.q_proj", heads * width * (2 if gated else 1), heads),
+            (f"{at}.q_proj", heads * width * (2 if gate is not None and gate.name is None else 1), heads),
             *((f"{at}.{n}_proj", kv_heads * width, kv_heads) for n in "kv"),
         ]
+        opening = None
+        if gate is not None and gate.name is not None:
+            opening = self.column_linear(
+                [(f"{at}.{gate.name}", heads if gate.a_head else heads * width, heads)], hidden
+            )
         q_norm, k_norm = norms or (None, None)
         return Attention(
             at,
@@ -161,7 +173,8 @@ class Maker:
             lanes(rope, width),
             self._query_scale(rope, query_growth),
             self._sinks(at, heads) if sinks else None,
-            gated,
+            gate,
+            opening,
         )
 
     def mlp(
@@ -198,12 +211,12 @@ class Maker:
     def moe(
         self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, router: str = "gate",
         names: tuple[str, str, str] | None = None, correction: Part | None = None, shared: SharedExpert | None = None,
-        gated: bool = True, latent: tuple[str, int, str] | None = None,
+        score_cap: float | None = None, gated: bool = True, latent: tuple[str, int, str] | None = None,
     ) -> Moe:  # fmt: skip
         """at: the name before `router`'s and `.experts`, of each of which every rank has a share.   names: of an
         expert's gate, up and down, where they aren't an MLP's.   correction: the tensor of `Experts.correction`.
-        gated: as Experts takes it.   latent: behind at, the product ahead of experts that are so narrow, the width, and
-        the product behind them."""
+        score_cap: as in Moe.   gated: as Experts takes it.   latent: behind at, the product ahead of experts that are
+        so narrow, the width, and the product behind them."""
         gate, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
         each = [f"{at}.experts.{number}" for number in range(experts)]
         shares, share = self.layout.share(middle, f"the inner size of {at}.experts")
@@ -224,19 +237,22 @@ class Maker:
             if correction is None
             else Weight([correction], torch.float32, self.device, shape=(experts,)),
             shared=shared,
+            score_cap=score_cap,
             gated=gated,
             latent=around,
         )
 
     def shared_expert(
-        self, at: str, hidden: int, middle: int, *, gate: str | None = None, fused: bool = False, gated: bool = True
-    ) -> SharedExpert:
+        self, at: str, hidden: int, middle: int, *, gate: str | None = None, scale: float = 1.0, fused: bool = False,
+        gated: bool = True,
+    ) -> SharedExpert:  # fmt: skip
         """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`, or as a fused MLP has them.   gate: the
-        product whose sigmoid multiplies the answer, None: it has none.   gated: whether it is no `relu2_mlp`."""
+        product whose sigmoid multiplies the answer, None: it has none.   scale: of the answer.   gated: whether it is
+        no `relu2_mlp`."""
         opened = None if gate is None else self.linear(gate, 1, hidden)
         if not gated:
-            return SharedExpert(self.relu2_mlp(at, hidden, middle, in_parts=True), opened)
-        return SharedExpert(self.mlp(at, hidden, middle, fused=fused, in_parts=True), opened)
+            return SharedExpert(self.relu2_mlp(at, hidden, middle, in_parts=True), opened, scale)
+        return SharedExpert(self.mlp(at, hidden, middle, fused=fused, in_parts=True), opened, scale)
 
     def whole_moe(
         self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, clamp: tuple[float, float],

@@ -53,11 +53,14 @@ class SharedExpert:
 
     mlp: Mlp | Relu2Mlp  # on several ranks it gives this one's part of the sum
     gate: Linear | None = None  # [1, d]
+    scale: float = 1.0  # of the answer
 
     def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
         """Adds the answer for x `[T, d]` to out `[T, d]` -> out."""
         made = self.mlp(ops, x)
-        return out.add_(made) if self.gate is None else out.addcmul_(made, self.gate(ops, x).sigmoid_())
+        if self.gate is None:
+            return out.add_(made, alpha=self.scale)
+        return out.addcmul_(made, self.gate(ops, x).sigmoid_(), value=self.scale)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.mlp.weights()
@@ -82,6 +85,7 @@ class Moe:
     clamp: tuple[float, float] | None = None  # of the gate: kernels.expert_matrix.Experts
     correction: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
     shared: SharedExpert | None = None
+    score_cap: float | None = None  # scores become cap * tanh(scores / cap) before anything looks at them
     gated: bool = True  # kernels.expert_matrix.Experts
     latent: tuple[Linear, Linear] | None = None  # around the experts, which are narrower than d (Nemotron 3 Super)
     prepared: Any = field(default=None, init=False)
@@ -91,8 +95,11 @@ class Moe:
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """x `[T, d]` -> `[T, d]`."""
         x = wide(x)
+        scores = self.router(ops, x)
+        if self.score_cap is not None:
+            scores = ops.softcap(scores, self.score_cap)
         inner = x if self.latent is None else self.latent[0](ops, x)
-        out = ops.experts(inner, self.router(ops, x), self.prepared)
+        out = ops.experts(inner, scores, self.prepared)
         if self.latent is not None:  # of several ranks each brings its part of the sum up
             out = self.latent[1](ops, out)
         if self.shared is not None:

@@ -1,4 +1,4 @@
-"""Norm: an RMS norm, with the residual stream's sum in the same kernel."""
+"""Norm: an RMS norm, with the residual stream's sum in the same kernel; of what is centred first it is a layer norm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import Rows, wide
+from penstock.kernels.fp8_rows import Form, Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
 from penstock.parallel.layout import Layout
@@ -21,24 +21,40 @@ class Norm:
 
     weight: Weight  # [d]; float32 where it is multiplied by before the answer is rounded (Gemma's way)
     eps: float
-    first: Norm | None = None  # of the same eps: what x passes before it joins the stream
+    first: Norm | None = None  # what x passes before it joins the stream
+    centred: bool = False  # the mean is subtracted before: a layer norm (arXiv:1607.06450) without a bias
+    made: bool = False  # its weight is ones, which no checkpoint has
 
     def __call__(self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None) -> tuple[Rows, Tensor]:
         """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum, as `reader` takes it
-        (None: wide), and the sum."""
+        (None, or the norm is centred: wide), and the sum."""
         form = "wide" if reader is None else reader.form(x.shape[0])
         if residual is None:
             assert self.first is None, "what opens the stream comes out of no part"
-            return ops.rms_norm(x, self.weight.value, self.eps, form), x
-        first = None if self.first is None else self.first.weight.value
+            return self._of(ops, x, form), x
+        if self.first is not None and (self.first.eps != self.eps or self.first.centred):
+            x, first = self.first.alone(ops, x), None
+        else:
+            first = None if self.first is None else self.first.weight.value
+        if self.centred:
+            assert first is None, "norms of one layer are of one kind"
+            return self._of(ops, residual.add_(x), form), residual
         return ops.add_rms_norm(x, residual, self.weight.value, self.eps, form, first)
 
     def alone(self, ops: Ops, x: Tensor) -> Tensor:
         """x `[T, d]` -> its norm, beside the residual stream."""
-        return wide(ops.rms_norm(x, self.weight.value, self.eps, "wide"))
+        return wide(self._of(ops, x, "wide"))
+
+    def _of(self, ops: Ops, x: Tensor, form: Form) -> Rows:
+        if not self.centred:
+            return ops.rms_norm(x, self.weight.value, self.eps, form)
+        full = x.float()  # rounded once, behind the norm
+        centred = full - full.mean(-1, keepdim=True)
+        return wide(ops.rms_norm(centred, self.weight.value, self.eps, "wide")).to(x.dtype)
 
     def weights(self) -> Iterator[Weight]:
-        yield self.weight
+        if not self.made:
+            yield self.weight
         if self.first is not None:
             yield from self.first.weights()
 

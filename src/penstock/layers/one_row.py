@@ -45,7 +45,7 @@ class OneRowLayer:
             )  # fmt: skip
             x = at.out(ops, ops.attention(q, kv, step, kind, step.plans[kind], at.sink_scores).view(1, -1))
         else:  # more launches with less in each: an 8B's in eight bits take 14 us so, 20 in one
-            rows, residual = self.attention_norm(ops, x, residual, at.qkv)
+            rows, residual = self.attention_norm(ops, x, residual, at.reader)
             if at.is_rotation_alone:
                 qkv, form = at.qkv(ops, rows), at.out.form(1)
                 x = at.out(ops, fused.rotate_and_attend(qkv, at.cos_sin, kv, step, kind, at.sink_scores, form))

@@ -23,6 +23,10 @@ _GPU = "CPU, GPU"
 _EXPERTS = "experts wide, in float8, int8 or int4"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
+    "afmoe": Served("Trinity Nano, Mini, Large (Arcee)", notes=_EXPERTS),
+    "cohere2": Served("Command R7B, Command A"),
+    "cohere2_moe": Served("Command A+, its text saved alone, North-Mini-Code", notes=_EXPERTS),
+    "cohere2_vision": Served("Command A Vision, Command A+", notes=_TEXT),
     "dots1": Served("dots.llm1", notes=_EXPERTS),
     "ernie4_5": Served("ERNIE 4.5 0.3B"),
     "ernie4_5_moe": Served("ERNIE 4.5 21B-A3B, 300B-A47B", notes=_EXPERTS),
@@ -39,6 +43,7 @@ CATALOG: dict[str, Served] = {
     "granitemoehybrid": Served("Granite 4.0 H Micro, Tiny, Small; Micro", notes=_EXPERTS),
     "hunyuan_v1_dense": Served("Hunyuan 0.5B to 7B"),
     "hunyuan_v1_moe": Served("Hunyuan-A13B", notes=_EXPERTS),
+    "laguna": Served("Laguna XS, S, M (poolside)", notes=_EXPERTS),
     "lfm2": Served("LFM2 and LFM2.5, 230M to 2.6B"),
     "lfm2_moe": Served("LFM2 and LFM2.5, 8B-A1B", notes=_EXPERTS),
     "llama": Served("Llama 1 to 3.x, and what was saved as such", _GPU),
@@ -47,6 +52,8 @@ CATALOG: dict[str, Served] = {
     "mistral": Served("Mistral 7B, Nemo, Small 2 and 3", _GPU),
     "mistral3": Served("Mistral Small 3.1 and 3.2, Ministral 3", notes=_TEXT),
     "mixtral": Served("Mixtral 8x7B, 8x22B", _GPU, notes=_EXPERTS),
+    "muse_glimmer": Served("Muse Glimmer 30B", notes=_TEXT),
+    "muse_glimmer_text": Served("Muse Glimmer, its text saved alone"),
     "nemotron_h": Served("Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano and Super", notes=_EXPERTS),
     "olmo2": Served("OLMo 2", _GPU),
     "olmo3": Served("OLMo 3", _GPU),
@@ -57,6 +64,10 @@ CATALOG: dict[str, Served] = {
     "qwen2_moe": Served("Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B", notes=_EXPERTS),
     "qwen3": Served("Qwen3", _GPU),
     "qwen3_moe": Served("Qwen3-30B-A3B, 235B-A22B, Coder", _GPU, notes=_EXPERTS),
+    "qwen2_vl": Served("Qwen2-VL 2B, 7B, 72B", notes=_TEXT),
+    "qwen2_5_vl": Served("Qwen2.5-VL 3B to 72B, olmOCR", notes=_TEXT),
+    "qwen3_vl": Served("Qwen3-VL 2B to 32B", notes=_TEXT),
+    "qwen3_vl_moe": Served("Qwen3-VL-30B-A3B, 235B-A22B", notes=f"{_TEXT}; {_EXPERTS}"),
     "qwen3_5": Served("Qwen3.5 0.8B to 27B", notes=_TEXT),
     "qwen3_5_moe": Served("Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B", notes=f"{_TEXT}; {_EXPERTS}"),
     "qwen3_5_moe_text": Served("Qwen3.5 with experts, its text saved alone", notes=_EXPERTS),

@@ -32,6 +32,7 @@ class Decoder:
     """A decoder whose weights are not filled yet.
 
     embedding_scale, logits_scale: what the embedding's rows and the logits are multiplied by.
+    embedding_norm: what the embedding's rows pass.
     logits_cap: logits become cap * tanh(logits / cap).
     """
 
@@ -43,6 +44,7 @@ class Decoder:
         norm: Norm,
         *,
         embedding_scale: float = 1.0,
+        embedding_norm: Norm | None = None,
         logits_scale: float = 1.0,
         logits_cap: float | None = None,
     ) -> None:
@@ -51,7 +53,9 @@ class Decoder:
         self._logits_scale = logits_scale
         vocabulary, hidden, tied = config.vocab_size, config.hidden_size, config.tie_word_embeddings
         again = f"{HEAD}.weight" if tied else None
-        self.embedding = make.embedding(EMBEDDING, vocabulary, hidden, scale=embedding_scale, tied=again)
+        self.embedding = make.embedding(
+            EMBEDDING, vocabulary, hidden, scale=embedding_scale, norm=embedding_norm, tied=again
+        )
         self.head: Linear = (
             TiedHead(self.embedding, make.scheme_of(HEAD)) if tied else make.head(HEAD, vocabulary, hidden)
         )

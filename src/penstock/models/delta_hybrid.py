@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.routing import Routing
+from penstock.layers.gate_form import GateForm
 from penstock.models.dense import DenseConfig, listed_types, read_dense
-from penstock.models.experts import read_experts
+from penstock.models.experts import DRAFTING, ExpertFields, experts_or_mlp, read_experts
 from penstock.models.keys import MOST, Keys
 from penstock.models.mamba_keys import MOST_HEADS, MOST_TAPS, MOST_WIDTH, read_state_dtype
 from penstock.models.model_config import ConfigDtype, some_attend
@@ -38,19 +39,13 @@ class DeltaConfig(DenseConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaMoeConfig(DeltaConfig):
-    """shared_size: inner size of the expert that every token goes through.   expert_layers: those that have experts."""
-
-    experts: int
-    routing: Routing
-    expert_size: int
-    shared_size: int
-    expert_layers: frozenset[int]
+class DeltaMoeConfig(ExpertFields, DeltaConfig):
+    """A hybrid with experts."""
 
 
 def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     """Reads the fields of DeltaConfig."""
-    rope_of = partial(read_rope, part=0.25, of_images=True)
+    rope_of = partial(read_rope, part=0.25)
     fields = read_dense(keys, named, head_dim=256, rope_of=rope_of)
     layers = fields["num_layers"]
     every, types = keys.count("full_attention_interval", 4), listed_types(keys, layers, KINDS)
@@ -63,7 +58,7 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
         keys.take(name, None)  # drafts' layers, which are left out
     return fields | {
         "windows": (None,) * layers,
-        "left_out": ("mtp.",),
+        "left_out": (DRAFTING,),
         "qk_norm": True,
         "qkv_bias": bias,
         "o_bias": bias,
@@ -87,7 +82,7 @@ def read_heads(keys: Keys, absent: DeltaHeads) -> DeltaHeads:
 
 
 def read_hybrid_experts(keys: Keys, experts: int, each: int, *, renormalise: bool) -> dict[str, Any]:
-    """Reads the fields of DeltaMoeConfig that DeltaConfig lacks, but for layers. experts, each: where nothing says."""
+    """Reads ExpertFields but for layers. experts, each: where nothing says."""
     experts, each = read_experts(keys, experts, each)
     return {
         "experts": experts,
@@ -99,15 +94,9 @@ def read_hybrid_experts(keys: Keys, experts: int, each: int, *, renormalise: boo
 
 def build_with_experts(config: DeltaMoeConfig, make: Maker, *, tensors: Tensors = "split") -> Decoder:
     """Makes the model, its weights not filled. tensors: as `make_delta_net` takes them."""
-    c, hidden = config, config.hidden_size
-
-    def feed_forward(layer: int, at: str) -> FeedForward:
-        if layer not in c.expert_layers:
-            return make.mlp(at, hidden, c.intermediate_size)
-        shared = make.shared_expert(f"{at}.shared_expert", hidden, c.shared_size, gate=f"{at}.shared_expert_gate")
-        return make.moe(at, hidden, c.expert_size, c.experts, c.routing, shared=shared)
-
-    return build_hybrid(config, make, feed_forward, tensors=tensors)
+    sizes = (config.hidden_size, config.intermediate_size)
+    parts = experts_or_mlp(config, make, *sizes, shared="shared_expert", shared_gate="shared_expert_gate")
+    return build_hybrid(config, make, parts, tensors=tensors)
 
 
 def build_hybrid(
@@ -133,7 +122,7 @@ def build_hybrid(
         if attends:
             norms = (norm(f"{at}.self_attn.q_norm", c.head_dim), norm(f"{at}.self_attn.k_norm", c.head_dim))
             mixer: Any = make.attention(
-                f"{at}.self_attn", hidden, shape, c.rope, norms=norms, gated=True, qkv_bias=c.qkv_bias,
+                f"{at}.self_attn", hidden, shape, c.rope, norms=norms, gate=GateForm(), qkv_bias=c.qkv_bias,
                 out_bias=c.o_bias,
             )  # fmt: skip
         else:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.layers.gate_form import GateForm
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.keys import REQUIRED, Keys
 from penstock.models.model_config import ModelConfig, Windows, check_heads, read_common, size
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
 
+AROUND = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseConfig(ModelConfig):
@@ -29,9 +32,11 @@ class DenseConfig(ModelConfig):
     qk_norm, whole_qk_norm: q and k are normed head by head, or all heads of each together.
     turned_first: q and k are turned before they are normed, not then.
     norms_behind: norms stand behind attention and MLP, and none before.   norms_around: before and behind.
+    parallel: attention and MLP read one norm.   layer_norms: norms subtract the mean first.
     wide_norms: weights of norms are multiplied by before the answer is rounded.
     fused_qkv, fused_gate_up: the checkpoint has one tensor for q, k and v, and one for gate and up.
     ropes: each layer's, where they aren't all `rope`.   clip_qkv: the most that q, k and v may be.
+    gate: what opens attention's answer.   layer_heads: heads of queries of each layer, where they aren't all `heads`.
     score_scale: of queries and keys, None: head_dim ** -0.5.   query_growth: queries at position p are multiplied by
         1 + query_growth * log(1 + p // rope.original_context).
     residual_scale: of what attention and MLP add to the stream.   embedding_scale, logits_scale: multiply those.
@@ -52,10 +57,14 @@ class DenseConfig(ModelConfig):
     turned_first: bool = False
     norms_behind: bool = False
     norms_around: bool = False
+    parallel: bool = False
+    layer_norms: bool = False
     wide_norms: bool = False
     fused_qkv: bool = False
     fused_gate_up: bool = False
     ropes: tuple[RopeConfig, ...] = ()
+    gate: GateForm | None = None
+    layer_heads: tuple[int, ...] = ()
     clip_qkv: float | None = None
     score_scale: float | None = None
     query_growth: float = 0.0
@@ -72,13 +81,15 @@ def read_dense(
     head_dim: int | None = None,
     kv_heads_default_to_heads: bool = False,
     eps: float = 1e-6,
+    eps_named: str = "rms_norm_eps",
     tied: bool = False,
     rope_of: Callable[[Keys, int, int], RopeConfig] = read_rope,
 ) -> dict[str, Any]:
     """Reads the fields of DenseConfig but for windows and switches.
 
     head_dim: where config.json doesn't say, None: hidden_size / heads. kv_heads_default_to_heads: where it doesn't say
-    those; False: it must. eps, tied: where it doesn't say. rope_of: reads the rope from keys, positions, head's width.
+    those; False: it must. eps, tied: where it doesn't say. eps_named: the key of eps. rope_of: reads the rope from
+    keys, positions, head's width.
     """
     common = read_common(keys, tied=tied)
     hidden, heads = common["hidden_size"], size(keys, "num_attention_heads")
@@ -87,7 +98,7 @@ def read_dense(
     middle, positions = size(keys, "intermediate_size"), size(keys, "max_position_embeddings")
     check_heads(keys, hidden, heads, kv_heads, width)
     rope = rope_of(keys, positions, width)
-    eps = keys.positive("rms_norm_eps", eps)
+    eps = keys.positive(eps_named, eps)
     act = keys.text("hidden_act", "silu")
     if act not in ("silu", "swish"):  # two names of one function
         raise keys.fail(f"hidden_act {act!r} is not supported: only 'silu' is")
@@ -119,26 +130,37 @@ def given_window(keys: Keys, absent: int | None) -> int | None:
     return keys.count("sliding_window", None if "sliding_window" in keys.rest else absent)  # type: ignore[no-any-return]
 
 
-def qwen_windows(keys: Keys, num_layers: int) -> Windows:
-    """Reads windows as Qwen2 and Qwen3 configure them: by `layer_types`, or from layer `max_window_layers` on.
-
-    `sliding_window` counts only where `use_sliding_window` is true; where false, transformers 5 writes null for it.
-    """
-    used = keys.flag("use_sliding_window")
-    window = given_window(keys, 4096)
-    first = keys.count("max_window_layers", 28, low=0)
-    types = read_layer_types(keys, num_layers, lambda layer: used and layer >= first)
-    if "sliding_attention" in types and not used:
-        raise keys.fail("layer_types asks for sliding_attention but use_sliding_window is false: set one right")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-def read_layer_types(keys: Keys, num_layers: int, slides: Callable[[int], bool]) -> list[str]:
-    """Reads `layer_types`; where they aren't given, `slides` says of each layer whether it has a window."""
+def read_windows(
+    keys: Keys,
+    num_layers: int,
+    window: int | None,
+    slides: Callable[[int], bool],
+    *,
+    lacks: str = "sliding_window is null",
+) -> Windows:
+    """Reads `layer_types`; where they aren't given, `slides` says of each layer whether it has the window. Refuses
+    layers that have it where there is none. lacks: what says that there is none."""
     types = listed_types(keys, num_layers, ("full_attention", "sliding_attention"))
-    if types is None:
-        return ["sliding_attention" if slides(layer) else "full_attention" for layer in range(num_layers)]
-    return types
+    slide = [slides(layer) for layer in range(num_layers)] if types is None else [t != "full_attention" for t in types]
+    if window is None and any(slide):
+        raise keys.fail(f"layer_types asks for sliding_attention but {lacks}: set one right")
+    return tuple(window if each else None for each in slide)
+
+
+def switched_windows(keys: Keys, num_layers: int, slides: Callable[[int], bool], absent: int | None = 4096) -> Windows:
+    """Reads windows that `use_sliding_window` switches on: read_windows of `sliding_window`. Where it is false,
+    transformers 5 writes null or 0 there."""
+    used = keys.flag("use_sliding_window")
+    window = given_window(keys, absent) if used else None
+    keys.take("sliding_window", None)
+    lacks = "use_sliding_window is false or sliding_window null"
+    return read_windows(keys, num_layers, window, lambda layer: window is not None and slides(layer), lacks=lacks)
+
+
+def qwen_windows(keys: Keys, num_layers: int) -> Windows:
+    """Reads windows as Qwen2 and Qwen3 configure them: by `layer_types`, or from layer `max_window_layers` on."""
+    first = keys.count("max_window_layers", 28, low=0)
+    return switched_windows(keys, num_layers, lambda layer: layer >= first)
 
 
 def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, ...]) -> list[str] | None:
@@ -156,32 +178,35 @@ def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, ...]) -> list[st
 
 def build_dense(
     config: DenseConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None, *,
-    qk: tuple[str, str] = ("q_norm", "k_norm"),
+    qk: tuple[str, str] = ("q_norm", "k_norm"), around: tuple[str, str, str] = AROUND,
 ) -> Decoder:  # fmt: skip
     """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP.   qk: names of norms of q
-    and k behind their attention's."""
-    from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer
+    and k behind their attention's.   around: of norms behind attention, before the MLP and behind it."""
+    from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer, ParallelLayer
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
     from penstock.models.decoder import Decoder
 
     c, hidden = config, config.hidden_size
-    shape = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim)
+    behind_mixer, before_mlp, behind_mlp = around
 
     def norm(name: str, length: int = hidden, first: Norm | None = None) -> Norm:
-        return make.norm(f"{name}.weight", length, c.rms_norm_eps, wide=c.wide_norms, first=first)
+        return make.norm(
+            f"{name}.weight", length, c.rms_norm_eps, wide=c.wide_norms, first=first, centred=c.layer_norms
+        )
 
-    def behind(number: int, part: str) -> Norm | None:
-        around = c.norms_around and number >= 0
-        return norm(f"model.layers.{number}.post_{part}_layernorm") if around else None
+    def behind(number: int, name: str) -> Norm | None:
+        return norm(f"model.layers.{number}.{name}") if c.norms_around and number >= 0 else None
 
     def layer(number: int, window: int | None) -> Block:
         at = f"model.layers.{number}"
         names = [f"{at}.self_attn.{name}" for name in qk]
+        heads = c.layer_heads[number] if c.layer_heads else c.heads
+        shape = Heads(heads=heads, kv_heads=c.kv_heads, width=c.head_dim)
         attention = make.attention(
             f"{at}.self_attn", hidden, shape, c.ropes[number] if c.ropes else c.rope, window=window,
             scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias, fused=c.fused_qkv, query_growth=c.query_growth,
-            sinks=c.sinks, turned_first=c.turned_first,
+            sinks=c.sinks, turned_first=c.turned_first, gate=c.gate,
             norms=(norm(names[0], c.head_dim), norm(names[1], c.head_dim)) if c.qk_norm else None,
             between=make.whole_norms(names, shape, c.rms_norm_eps, wide=c.wide_norms, clip=c.clip_qkv)
             if c.whole_qk_norm else None,
@@ -192,12 +217,14 @@ def build_dense(
             )
         else:
             mlp = feed_forward(number, f"{at}.mlp")
-        between = norm(f"{at}.post_attention_layernorm", first=behind(number, "self_attn"))
+        if c.parallel:
+            return ParallelLayer(norm(f"{at}.input_layernorm"), attention, mlp)
+        between = norm(f"{at}.{before_mlp}", first=behind(number, behind_mixer))
         if c.norms_behind:
             return NormsBehindLayer(attention, between, mlp, norm(f"{at}.post_feedforward_layernorm"))
-        before = norm(f"{at}.input_layernorm", first=behind(number - 1, "mlp"))
+        before = norm(f"{at}.input_layernorm", first=behind(number - 1, behind_mlp))
         return DecoderLayer(before, attention, between, mlp, c.residual_scale)
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
-    scales = {"embedding_scale": c.embedding_scale, "logits_scale": c.logits_scale}
-    return Decoder(config, make, layers, norm("model.norm", first=behind(len(layers) - 1, "mlp")), **scales)
+    last = norm("model.norm", first=behind(len(layers) - 1, behind_mlp))
+    return Decoder(config, make, layers, last, embedding_scale=c.embedding_scale, logits_scale=c.logits_scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from penstock.models.dense import given_window, read_dense, read_layer_types
+from penstock.models.dense import given_window, read_dense, read_windows
 from penstock.models.experts import MoeConfig, build_moe, read_experts, read_grouped
 from penstock.models.keys import MOST, REQUIRED, Keys
 
@@ -18,15 +18,13 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     fields = read_dense(keys, named, kv_heads_default_to_heads=True)
     layers, bias = fields["num_layers"], keys.flag("attention_bias")
     window, first = given_window(keys, 4096), keys.count("max_window_layers", 62, low=0)
-    types = read_layer_types(keys, layers, lambda layer: window is not None and layer >= first)
-    if window is None and "sliding_attention" in types:
-        raise keys.fail("layer_types asks for sliding_attention but sliding_window is null: set one right")
+    windows = read_windows(keys, layers, window, lambda layer: window is not None and layer >= first)
     names = ("num_local_experts", "n_routed_experts")
     experts, each = read_experts(keys, REQUIRED, REQUIRED, names=names)
     size = keys.count("moe_intermediate_size", 1408, high=MOST)
     return MoeConfig(
         **fields,
-        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        windows=windows,
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=True,

@@ -6,28 +6,40 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.routing import Routing
-from penstock.models.dense import DenseConfig, build_dense
+from penstock.models.dense import AROUND, DenseConfig, build_dense
 from penstock.models.keys import Keys
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.layers.maker import Maker
     from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
 
 MOST_EXPERTS = 2**14
 MOST_GROUPS = 64
+MOST_DRAFTING = 64  # layers that draft tokens
+DRAFTING = "mtp."  # how names of tensors begin that draft tokens
 GROUPED_ADDED = 1e-20  # to what a token's weights are divided by
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeConfig(DenseConfig):
-    """expert_layers: those that have experts.   shared_size: of the expert that all tokens go through, 0: of none."""
+@dataclass(frozen=True, kw_only=True)
+class ExpertFields:
+    """expert_layers: those that have experts.   shared_size: inner size of the expert that all tokens go through, 0:
+    there is none; shared_scale: its answer's.   score_cap: as in Moe."""
 
     experts: int
     routing: Routing
     expert_size: int
     expert_layers: frozenset[int]
     shared_size: int = 0
+    shared_scale: float = 1.0
+    score_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig(ExpertFields, DenseConfig):
+    """Llama's form with experts."""
 
 
 def read_experts(
@@ -51,15 +63,37 @@ def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
     return frozenset(n for n in range(layers) if experts and n not in alone and (n + 1) % step == 0)
 
 
-def read_sigmoids(keys: Keys, top_k: int, *, added: float, renormalise: bool = True, scale: float = 1.0) -> Routing:
+def read_listed(keys: Keys, layers: int, first: int) -> frozenset[int]:
+    """Reads which layers have experts, by `mlp_layer_types`; where it isn't there, all but the `first` ones."""
+    types = keys.take("mlp_layer_types", None)
+    if types is None:
+        return frozenset(range(first, layers))
+    if not isinstance(types, list) or len(types) != layers or any(kind not in ("dense", "sparse") for kind in types):
+        raise keys.fail(f"mlp_layer_types must say of {layers} layers each whether it is dense or sparse")
+    return frozenset(number for number, kind in enumerate(types) if kind == "sparse")
+
+
+def drafting_layers(
+    keys: Keys, layers: int, absent: int, names: tuple[str, ...] = ("num_nextn_predict_layers",)
+) -> tuple[str, ...]:
+    """Reads how many layers behind the others draft tokens -> how their tensors' names begin. absent: where no name of
+    `names` is there."""
+    count = keys.same(**{name: keys.count(name, None, low=0, high=MOST_DRAFTING) for name in names})
+    return tuple(f"model.layers.{layers + n}." for n in range(absent if count is None else count))
+
+
+def read_sigmoids(
+    keys: Keys, top_k: int, *, added: float, renormalise: bool = True, scale: float = 1.0,
+    scale_named: str = "routed_scaling_factor",
+) -> Routing:  # fmt: skip
     """Reads how experts are weighed by the sigmoids of their scores. added: to what weights are divided by.
-    renormalise, scale: where the file doesn't say."""
+    renormalise, scale: where the file doesn't say. scale_named: the key of scale."""
     return Routing(
         top_k=top_k,
         renormalise=keys.flag("norm_topk_prob", renormalise),
         sigmoid=True,
         added=added,
-        scale=keys.positive("routed_scaling_factor", scale),
+        scale=keys.positive(scale_named, scale),
     )
 
 
@@ -81,28 +115,40 @@ def read_grouped(keys: Keys, experts: int, top_k: int, *, renormalise: bool = Tr
 
 
 def build_moe(
-    config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None, *,
-    router: str = "gate", correction: str | None = None, alone: bool = False, shared: str = "shared_experts",
-    shared_gate: str | None = None, qk: tuple[str, str] = ("q_norm", "k_norm"),
+    config: MoeConfig, make: Maker, *, qk: tuple[str, str] = ("q_norm", "k_norm"),
+    around: tuple[str, str, str] = AROUND, **tensors: Any,
 ) -> Decoder:  # fmt: skip
-    """Makes the decoder. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down.
-    Behind the part's name: router, shared, shared_gate: those of the router, the shared expert and its gate (None: it
-    has none); correction: of what is added for the choice (None: nothing is), alone: which is a row [1, experts].
-    qk: as build_dense takes it."""
+    """Makes the decoder. qk, around: as build_dense takes them.   tensors: as experts_or_mlp does."""
+    parts = experts_or_mlp(config, make, config.hidden_size, config.intermediate_size, **tensors)
+    return build_dense(config, make, parts, qk=qk, around=around)
+
+
+def experts_or_mlp(
+    config: ExpertFields, make: Maker, hidden: int, middle: int, *, part: str = "mlp",
+    names: tuple[str, str, str] | None = None, router: str = "gate", correction: str | None = None,
+    alone: bool = False, shared: str = "shared_experts", shared_gate: str | None = None,
+) -> Callable[[int, str], FeedForward]:  # fmt: skip
+    """Returns what makes a layer's feed-forward part of its number and the name of its MLP: experts where the config
+    says so, else an MLP of `middle`. part: what the checkpoint calls experts in a layer.   names: of an expert's gate,
+    up, down. Behind the part's name: router, shared, shared_gate: those of the router, the shared expert and its gate
+    (None: it has none); correction: of what is added for the choice (None: nothing is), alone: which is a row
+    [1, experts]."""
     from penstock.quant.weight import Part
 
-    c, hidden, lone = config, config.hidden_size, (1, config.experts) if alone else (config.experts,)
+    c, lone = config, (1, config.experts) if alone else (config.experts,)
 
     def feed_forward(layer: int, at: str) -> FeedForward:
         if layer not in c.expert_layers:
-            return make.mlp(at, hidden, c.intermediate_size)
+            return make.mlp(at, hidden, middle)
         at = f"{at.removesuffix('mlp')}{part}"
         return make.moe(
             at, hidden, c.expert_size, c.experts, c.routing, router=router, names=names,
             correction=None if correction is None else Part(f"{at}.{correction}", lone),
             shared=make.shared_expert(
-                f"{at}.{shared}", hidden, c.shared_size, gate=None if shared_gate is None else f"{at}.{shared_gate}"
+                f"{at}.{shared}", hidden, c.shared_size, gate=None if shared_gate is None else f"{at}.{shared_gate}",
+                scale=c.shared_scale,
             ) if c.shared_size else None,
+            score_cap=c.score_cap,
         )  # fmt: skip
 
-    return build_dense(c, make, feed_forward, qk=qk)
+    return feed_forward

@@ -100,5 +100,6 @@ def build(config: FalconConfig, make: Maker) -> Decoder:
         return ParallelLayer(norm(f"{at}.input_layernorm"), mamba, attention, between, mlp, by)
 
     layers = [layer(number) for number in range(c.num_layers)]
-    scales = {"embedding_scale": c.embedding_scale, "logits_scale": c.logits_scale}
-    return Decoder(config, make, layers, norm("model.norm"), **scales)
+    return Decoder(
+        config, make, layers, norm("model.norm"), embedding_scale=c.embedding_scale, logits_scale=c.logits_scale
+    )

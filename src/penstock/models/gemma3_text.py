@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.dense import read_layer_types
+from penstock.models.dense import read_windows
 from penstock.models.keys import Keys
 from penstock.models.model_config import ModelConfig, check_heads, read_common, size
 from penstock.models.rope_keys import read_two_ropes
@@ -82,7 +82,6 @@ def read_gemma(
     if keys.flag("use_bidirectional_attention"):
         raise keys.fail("use_bidirectional_attention is not supported: text is made from left to right")
     window = keys.count("sliding_window", 4096)
-    types = read_layer_types(keys, common["num_layers"], lambda layer: (layer + 1) % pattern != 0)
     return GemmaConfig(
         **fields,
         **common,
@@ -93,7 +92,7 @@ def read_gemma(
         kv_heads=kv_heads,
         head_dim=width,
         rms_norm_eps=keys.positive("rms_norm_eps", 1e-6),
-        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        windows=read_windows(keys, common["num_layers"], window, lambda layer: (layer + 1) % pattern != 0),
         bias=keys.flag("attention_bias"),
         score_scale=keys.positive("query_pre_attn_scalar", 256) ** -0.5,
         qk_norm=qk_norm,

@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any
 
 from penstock.models.dense import read_dense
-from penstock.models.experts import MoeConfig, build_moe, read_experts, read_grouped
+from penstock.models.experts import MoeConfig, build_moe, drafting_layers, read_experts, read_grouped
 from penstock.models.keys import MOST, Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
 PART = 0.5  # of a head that turns
-MOST_DRAFTING = 64  # layers that draft tokens
 build = partial(build_moe, correction="gate.e_score_correction_bias")
 
 
@@ -24,12 +23,6 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     layers = fields["num_layers"]
     experts, each = read_experts(keys, 128, 8, names=("num_local_experts", "n_routed_experts"))
     size = keys.count("moe_intermediate_size", 1408, high=MOST)
-    drafting = keys.same(
-        **{
-            name: keys.count(name, None, low=0, high=MOST_DRAFTING)
-            for name in ("num_nextn_predict_layers", "num_mtp_layers")
-        }
-    )
     return MoeConfig(
         **fields,
         windows=(None,) * layers,
@@ -40,5 +33,5 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         expert_size=size,
         expert_layers=frozenset(range(keys.count("first_k_dense_replace", 1, low=0), layers)),
         shared_size=size * keys.count("n_shared_experts", 1),
-        left_out=tuple(f"model.layers.{layers + n}." for n in range(1 if drafting is None else drafting)),
+        left_out=drafting_layers(keys, layers, 1, ("num_nextn_predict_layers", "num_mtp_layers")),
     )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.routing import Routing
-from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_layer_types
+from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_windows
 from penstock.models.experts import read_experts
 from penstock.models.keys import Keys
 from penstock.models.rope_keys import need_rope, read_rope
@@ -40,14 +40,14 @@ def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
     fields = read_dense(keys, named, head_dim=64, eps=1e-5, rope_of=partial(read_rope, theta=THETA))
     experts, each = read_experts(keys, 128, each or 4)
     window = given_window(keys, 128)
-    types = read_layer_types(keys, fields["num_layers"], lambda layer: layer % 2 == 0)
+    windows = read_windows(keys, fields["num_layers"], window, lambda layer: layer % 2 == 0)
     bias = keys.flag("attention_bias", True)
     clamp = keys.positive("swiglu_alpha", 1.702), keys.positive("swiglu_limit", 7.0)
     if fields["hidden_size"] % GROUP or fields["intermediate_size"] % GROUP:
         raise keys.fail(f"hidden_size and intermediate_size must be multiples of {GROUP}")
     return GptOssConfig(
         **fields,
-        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        windows=windows,
         qkv_bias=bias,
         o_bias=bias,
         wide_norms=True,

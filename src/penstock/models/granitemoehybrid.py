@@ -108,5 +108,7 @@ def build(config: GraniteHybridConfig, make: Maker) -> Decoder:
         between = norm(f"{at}.post_attention_layernorm")
         return DecoderLayer(norm(f"{at}.input_layernorm"), mixer, between, feed_forward(at), c.residual_scale)
 
-    scales = {"embedding_scale": c.embedding_scale, "logits_scale": c.logits_scale}
-    return Decoder(config, make, [layer(*each) for each in enumerate(c.attends)], norm("model.norm"), **scales)
+    layers = [layer(*each) for each in enumerate(c.attends)]
+    return Decoder(
+        config, make, layers, norm("model.norm"), embedding_scale=c.embedding_scale, logits_scale=c.logits_scale
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_layer_types
+from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_windows
 from penstock.models.keys import Keys
 from penstock.models.olmo2 import NORMS
 from penstock.models.rope_keys import read_two_ropes
@@ -26,18 +26,11 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=rope_of)
     bias, window = keys.flag("attention_bias"), given_window(keys, 4096)
-    slides = [kind == "sliding_attention" for kind in read_layer_types(keys, fields["num_layers"], every_fourth)]
-    if window is None and any(slides):
-        raise keys.fail("layer_types asks for sliding_attention but sliding_window is null: set one right")
+    windows = read_windows(keys, fields["num_layers"], window, lambda layer: (layer + 1) % 4 != 0)
     return DenseConfig(
         **fields | NORMS,
-        windows=tuple(window if each else None for each in slides),
-        ropes=tuple(local if each else fields["rope"] for each in slides),
+        windows=windows,
+        ropes=tuple(fields["rope"] if window is None else local for window in windows),
         qkv_bias=bias,
         o_bias=bias,
     )
-
-
-def every_fourth(layer: int) -> bool:
-    """Whether a layer has a window where the file doesn't say: all but every fourth."""
-    return (layer + 1) % 4 != 0

@@ -145,11 +145,12 @@ def _text_of(part: TextOfWhole, model_type: str, keys: Keys) -> ModelConfig:
     named = keys.take("architectures", [part.architecture])
     if named != [part.architecture]:
         raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{part.architecture!r}] is")
-    text = part.text_config(keys)
-    keys.note_rest(NOTHING | OF_IMAGES)
-    if text["model_type"] in [*TEXT_PARTS]:  # it may be of any type yet
-        raise keys.fail(f"text_config is of model_type {text['model_type']!r}, which is no text's")
-    config = _config_of(keys.part("text_config", text))
+    text = part.text_keys(keys)
+    if text is not keys:
+        keys.note_rest(NOTHING | OF_IMAGES)
+    if text.rest["model_type"] in [*TEXT_PARTS]:  # it may be of any type yet
+        raise keys.fail(f"text_config is of model_type {text.rest['model_type']!r}, which is no text's")
+    config = _config_of(text)
     stored = config.quantization
     if stored is not None:
         stored = replace(stored, ignored=tuple(part.ours(name) or name for name in stored.ignored))

@@ -9,28 +9,25 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.keys import MOST, Keys
+from penstock.models.keys import ANYTHING, MOST, Keys
 
 DEFAULT_THETA = 10_000.0
-_HARMLESS = {"partial_rotary_factor": 1.0}  # the whole head is rotated
+# The whole head is rotated; and three numbers of an image's position (mrope), which for text are the same one.
+_HARMLESS = {"partial_rotary_factor": 1.0, "mrope_section": ANYTHING, "mrope_interleaved": ANYTHING}
 
 
 def read_rope(
     keys: Keys, max_position_embeddings: int, width: int, *, theta: float = DEFAULT_THETA, part: float | None = None,
-    neighbours: bool = False, of_images: bool = False,
+    neighbours: bool = False,
 ) -> RopeConfig:  # fmt: skip
     """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name.
 
     width: of a head.   theta: where the file doesn't say.   part: of a head that turns, likewise; None: the model type
-    turns all.   neighbours: as in RopeConfig.   of_images: positions of images may be told, which text doesn't
-    have.
+    turns all.   neighbours: as in RopeConfig.
     """
     rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
     part = 1.0 if part is None else _part(keys, rope, width, part)
-    if of_images:
-        rope.take("mrope_section", None)
-        rope.take("mrope_interleaved", None)
     kind = _kind(rope)
     if kind == "default":
         config = RopeConfig(theta=theta)
@@ -58,15 +55,21 @@ def need_rope(keys: Keys) -> None:
 
 
 def read_two_ropes(
-    keys: Keys, positions: int, width: int, *, theta: float, local: tuple[str, float] | None = None
+    keys: Keys,
+    positions: int,
+    width: int,
+    *,
+    theta: float,
+    local: tuple[str, float] | None = None,
+    part: float | None = None,
 ) -> tuple[RopeConfig, RopeConfig]:
     """Reads the tables of layers without and with a window, in the spellings of transformers 5 (an object a kind of
     layer) and 4 (one for those without). theta: where the file doesn't say. local: the key that said the second table's
-    in 4, and what it is where nothing does; None: as the first's."""
+    in 4, and what it is where nothing does; None: as the first's. part: as read_rope takes it."""
     given, local_told = keys.rest.get("rope_parameters"), keys.positive(local[0], None) if local else None
     local_theta = local_told or (local[1] if local else None)
     if not isinstance(given, dict) or not given.keys() & {"full_attention", "sliding_attention"}:
-        full = read_rope(keys, positions, width, theta=theta)
+        full = read_rope(keys, positions, width, theta=theta, part=part)
         return full, RopeConfig(theta=local_theta or full.theta)
     keys.take("rope_parameters")
     unknown = given.keys() - {"full_attention", "sliding_attention"}
@@ -76,7 +79,7 @@ def read_two_ropes(
 
     def of(kind: str, told: float | None, fallback: float) -> RopeConfig:
         at = keys.part(kind, {"rope_parameters": given.get(kind), "rope_theta": told})
-        return read_rope(at, positions, width, theta=fallback)
+        return read_rope(at, positions, width, theta=fallback, part=part)
 
     full = of("full_attention", outer, theta)
     return full, of("sliding_attention", local_told if local else outer, local_theta or outer or theta)
@@ -122,7 +125,8 @@ def _either(keys: Keys, name: str, inner: float | None, outer: float | None) -> 
 
 
 def _kind(rope: Keys) -> str:
-    return str(rope.same(**{name: rope.text(name, None) for name in ("rope_type", "type")}) or "default")
+    told = {name: rope.text(name, None) for name in ("rope_type", "type")}
+    return str(rope.same(**{name: "default" if kind == "mrope" else kind for name, kind in told.items()}) or "default")
 
 
 def _llama3(rope: Keys, theta: float) -> RopeConfig:

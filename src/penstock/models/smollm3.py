@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from penstock.layers.rope_config import NO_ROPE
-from penstock.models.dense import DenseConfig, build_dense, read_dense, read_layer_types
+from penstock.models.dense import DenseConfig, build_dense, read_dense, switched_windows
 from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
@@ -19,15 +19,11 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     """Reads config.json."""
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, tied=True, rope_of=partial(read_rope, theta=THETA))
     layers, turns = fields["num_layers"], _turns(keys, fields["num_layers"])
-    used, window = keys.flag("use_sliding_window"), keys.count("sliding_window", None)
     keys.take("max_window_layers", None)  # published configs have it, and no code reads it
-    types = read_layer_types(keys, layers, lambda layer: used and window is not None and not turns[layer])
-    if "sliding_attention" in types and not (used and window):
-        raise keys.fail("layer_types asks for sliding_attention but use_sliding_window is false or sliding_window null")
     bias = keys.flag("attention_bias")
     return DenseConfig(
         **fields,
-        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        windows=switched_windows(keys, layers, lambda layer: not turns[layer], absent=None),
         ropes=tuple(fields["rope"] if turn else NO_ROPE for turn in turns),
         qkv_bias=bias,
         o_bias=bias,

@@ -1,6 +1,7 @@
 """TextOfWhole: the text of a multimodal checkpoint, which is served, and what is left out of it: images are not.
 
-It knows config.json's outer objects and how such checkpoints name their tensors; the text's own config is read as any.
+It knows config.json's outer objects and how such checkpoints name their tensors; the text's own config is read as that
+of a model type which is text alone.
 """
 
 from __future__ import annotations
@@ -16,24 +17,31 @@ RENAMES = (
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
 )
-_OF_IMAGES = ("vision_tower", "multi_modal_projector", "visual")
+_OF_IMAGES = ("vision_tower", "multi_modal_projector", "visual", "vision_adapter", "vision_projection")
 LEFT_OUT = tuple(f"{before}{part}." for before in ("", "model.") for part in _OF_IMAGES)
 OF_IMAGES: dict[str, Any] = dict.fromkeys((
     "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
     "boi_token_id", "eoi_token_id", "image_token_id", "projector_hidden_act", "vision_feature_layer",
     "multimodal_projector_bias", "spatial_merge_size", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "vision_token_id", "out_hidden_size", "projector_hidden_size", "downsample_factor", "alignment_intermediate_size",
 ), ANYTHING)  # fmt: skip
 FOR_BOTH = ("eos_token_id", "bos_token_id", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
 class TextOfWhole:
-    """architecture: of the whole.   text: the model type of its text where it doesn't say.   given: what its text's
-    config has where it doesn't say."""
+    """architecture: of the whole.   text: the model type that its text is computed as.   called: what the whole calls
+    that, where it has a name of its own.   given: what its text's config has where it doesn't say; theta: the rope's
+    base likewise.   always: what its text's config may only repeat.   flat: whether the text's keys may stand among
+    the whole's."""
 
     architecture: str
     text: str
     given: dict[str, Any] = field(default_factory=dict, hash=False)
+    called: str | None = None
+    theta: float | None = None
+    always: dict[str, Any] = field(default_factory=dict, hash=False)
+    flat: bool = False
 
     def ours(self, name: str) -> str | None:
         """Returns what the text alone would call a tensor or matrix of the checkpoint; None: it is left out."""
@@ -44,21 +52,62 @@ class TextOfWhole:
                 return f"{ours}{f'{name}.'.removeprefix(theirs)}"[:-1]
         return name
 
-    def text_config(self, keys: Keys) -> dict[str, Any]:
-        """Takes the text's config.json out of the whole's `keys`. What both say, the whole says first, as in
-        transformers 5."""
-        text = keys.take("text_config")
+    def text_keys(self, keys: Keys) -> Keys:
+        """Takes the text's config.json out of the whole's `keys`, which it is itself where it stands among those. What
+        both say, the whole says first, as in transformers 5."""
+        flat = self.flat and keys.rest.get("text_config") is None
+        text = {"text_config": None} if flat else keys.take("text_config")
         if not isinstance(text, dict):
             raise keys.fail(f"text_config must be an object, not {text!r}")
         outer = {name: value for name in FOR_BOTH if (value := keys.take(name, None)) is not None}
         if outer.keys() & {"dtype", "torch_dtype"}:
             text = text | {"dtype": None, "torch_dtype": None}
-        return {"model_type": self.text} | self.given | text | outer | {"architectures": None}
+        if self.flat:  # transformers 4 wrote them once more
+            keys.rest = {name: value for name, value in keys.rest.items() if name not in text or text[name] != value}
+        if flat:
+            text = {name: keys.rest.pop(name) for name in list(keys.rest) if name not in OF_IMAGES}
+        text = {name: value for name, value in text.items() if name not in OF_IMAGES}
+        if self.called is not None and text.get("model_type") in (self.called, None):
+            text["model_type"] = self.text
+        for name, value in self.always.items():
+            if text.get(name) not in (None, value):
+                raise keys.fail(f"{name} of text_config must be {value!r} in a {self.architecture}")
+        if self.theta is not None and not _tells_theta(text):
+            text["rope_theta"] = self.theta
+        whole = {"model_type": self.text} | self.given | text | outer | self.always | {"architectures": None}
+        if not flat:
+            return keys.part("text_config", whole)
+        keys.rest = whole
+        return keys
 
 
+def _tells_theta(text: dict[str, Any]) -> bool:
+    """Whether a config says its rope's base."""
+    places = (text, text.get("rope_parameters"), text.get("rope_scaling"))
+    return any(isinstance(place, dict) and place.get("rope_theta") is not None for place in places)
+
+
+_QWEN2_VL = {"rms_norm_eps": 1e-5, "max_window_layers": 80}
 TEXT_PARTS = {
+    # Its logits are its text's, scaled: transformers scales those of the text alone only.
+    "cohere2_vision": TextOfWhole("Cohere2VisionForConditionalGeneration", "cohere2", {"tie_word_embeddings": True}),
     "gemma3": TextOfWhole("Gemma3ForConditionalGeneration", "gemma3_text", {"vocab_size": 262_208}),
+    "mistral3": TextOfWhole("Mistral3ForConditionalGeneration", "mistral"),
+    "muse_glimmer": TextOfWhole("MuseGlimmerForConditionalGeneration", "muse_glimmer_text"),
+    "qwen2_vl": TextOfWhole(
+        "Qwen2VLForConditionalGeneration", "qwen2", _QWEN2_VL, called="qwen2_vl_text", theta=1e6, flat=True
+    ),
+    "qwen2_5_vl": TextOfWhole(
+        "Qwen2_5_VLForConditionalGeneration", "qwen2", _QWEN2_VL, called="qwen2_5_vl_text", theta=1e6, flat=True
+    ),
     "qwen3_5": TextOfWhole("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     "qwen3_5_moe": TextOfWhole("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
-    "mistral3": TextOfWhole("Mistral3ForConditionalGeneration", "mistral"),
-}
+    "qwen3_vl": TextOfWhole(
+        "Qwen3VLForConditionalGeneration", "qwen3", called="qwen3_vl_text", theta=5e5,
+        always={"use_sliding_window": False},
+    ),
+    "qwen3_vl_moe": TextOfWhole(
+        "Qwen3VLMoeForConditionalGeneration", "qwen3_moe", {"moe_intermediate_size": 1408, "num_experts_per_tok": 4},
+        called="qwen3_vl_moe_text", theta=5e5, always={"norm_topk_prob": True, "use_sliding_window": False},
+    ),
+}  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Entry:
 
     stored: its name in the file, where it goes by another.   within: which part of that tensor it is.
     start: of its bytes in the file.   run, stride: of a share that lies in pieces, the bytes of each, and from the
-    beginning of one to that of the next; 0: its bytes lie together.
+    beginning of one to that of the next; 0: its bytes lie together.   turned: a matrix whose columns are rows there.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Entry:
     stride: int = 0
     stored: str = ""
     within: tuple[int | slice, ...] = ()
+    turned: bool = False
 
     @property
     def bytes(self) -> int:
@@ -74,6 +75,10 @@ class Entry:
             some = min(self.run - within, count)
             yield self.start + number * self.stride + within, some
             at, count = at + some, count - some
+
+    def of_bytes(self, read: Tensor) -> Tensor:
+        """Returns the tensor of what its bytes hold, one after the other."""
+        return read.view(self.shape[::-1]).T if self.turned else read.view(self.shape)
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
@@ -123,22 +128,31 @@ _STACKED = {
 }  # one above the other
 
 
-def unstacked(entries: dict[str, Entry], wanted: Container[str]) -> dict[str, Entry]:
+def unstacked(entries: dict[str, Entry], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Entry]:
     """Returns the tensors; of stacked experts [experts, out, in], which a checkpoint may have as a layer's
-    `.experts.gate_up_proj` and `.experts.down_proj`, each expert's matrices, where those are `wanted`."""
+    `.experts.gate_up_proj` and `.experts.down_proj`, each expert's matrices, where those are `wanted`, of these shapes.
+    Where they fit only as [experts, in, out], as Qwen3-VL is published, they are turned."""
     found = {}
     for name, entry in entries.items():
         at, _, matrix = name.rpartition(".")
         parts = _STACKED.get(matrix, ()) if len(entry.shape) == 3 else ()
-        if not parts or f"{at}.{entry.shape[0] - 1}.{parts[0]}.weight" not in wanted:
+        shape = wanted.get(f"{at}.{entry.shape[0] - 1}.{parts[0]}.weight") if parts else None
+        if shape is None:
             found[name] = entry
             continue
-        size = entry.shape[1] // len(parts)
+        whole = (len(parts) * shape[0], shape[1])
+        turned = entry.shape[1:] == whole[::-1] != whole
+        size = entry.shape[2 if turned else 1] // len(parts)
         for expert in range(entry.shape[0]):
-            whole = replace(entry.narrow(0, expert, 1), shape=entry.shape[1:], stored=entry.stored or name)
+            each = replace(entry.narrow(0, expert, 1), shape=entry.shape[1:], stored=entry.stored or name)
             for number, part in enumerate(parts):
-                rows, own = slice(number * size, (number + 1) * size), f"{at}.{expert}.{part}.weight"
-                found[own] = replace(whole.narrow(0, rows.start, size), name=own, run=0, within=(expert, rows))
+                outputs, own = slice(number * size, (number + 1) * size), f"{at}.{expert}.{part}.weight"
+                if turned:
+                    cut = each.narrow(1, outputs.start, size)
+                    cut = replace(cut, shape=cut.shape[::-1], turned=True, within=(expert, slice(None), outputs))
+                else:
+                    cut = replace(each.narrow(0, outputs.start, size), run=0, within=(expert, outputs))
+                found[own] = replace(cut, name=own)
     return found
 
 
@@ -151,7 +165,8 @@ def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
                 for entry in entries:
                     if entry.shard == shard:
                         stored = entry.stored or entry.name
-                        yield entry, file.get_slice(stored)[entry.within] if entry.within else file.get_tensor(stored)
+                        read = file.get_slice(stored)[entry.within] if entry.within else file.get_tensor(stored)
+                        yield entry, read.T if entry.turned else read
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{shard} cannot be read ({error}): {AGAIN}") from error
 

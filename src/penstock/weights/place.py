@@ -43,7 +43,8 @@ def find_weights(
             f"penstock: {folder}: its layers that predict more tokens (mtp) are left out", file=sys.stderr, flush=True
         )
     entries = unstacked(
-        renamed(entries, model.config.renames), {part.name for weight in model.weights() for part in weight.parts}
+        renamed(entries, model.config.renames),
+        {part.name: part.shape for weight in model.weights() for part in weight.parts},
     )
     _check(entries, model, folder)
     return entries
@@ -97,7 +98,7 @@ def load_weights(
 
 def _share(entry: Entry, weight: Weight, part: Part) -> Entry:
     """What of a tensor is read for this rank."""
-    if part.cut is None or part.shares == 1 or part.fused or not weight.fills_by_share:
+    if part.cut is None or part.shares == 1 or part.fused or entry.turned or not weight.fills_by_share:
         return entry
     return entry.narrow(part.cut, *part.bounds)
 

@@ -59,7 +59,7 @@ def _arrived(reader: _Reader, entry: Entry, tensor: Tensor, pieces: list[Future[
     for piece in pieces:
         piece.result()
     reader.meet()
-    return entry, tensor.view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
+    return entry, entry.of_bytes(tensor.view(TORCH_DTYPES[entry.dtype]))
 
 
 class _Reader:

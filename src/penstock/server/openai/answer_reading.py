@@ -25,7 +25,7 @@ from penstock.text.answers.reader import (
     MakeParser,
     format_of,
 )
-from penstock.text.answers.reasoning import CLOSE, OPEN, Thinking, thinking_behind
+from penstock.text.answers.reasoning import CLOSE, OPEN, WRAPPED, Thinking, thinking_behind
 from penstock.text.answers.tool import Tool
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class AnswerReading:
         known = named if named in FORMATS else format_of(source)
         self._format: CallFormat | None = FORMATS[known] if self._called else None
         self._thinking: Thinking | None = None
+        self._wrapped: tuple[str, str] | None = None  # marks that may stand around what is said
         self._harmony = tools.parsers.harmony
         parser = None if self._harmony else tools.parsers.reasoning_parser
         if parser is None and self._template is not None and OPEN in source:
@@ -65,6 +66,7 @@ class AnswerReading:
         if parser is not None:
             inside = form.continue_final_message
             self._thinking = thinking_behind(prompt.ending, parser, inside_answer=inside)
+            self._wrapped = WRAPPED.get(parser)
 
     @property
     def reader(self) -> MakeReader | None:
@@ -81,7 +83,7 @@ class AnswerReading:
         thinking = self._thinking or "closed"
         calls = self._format
         parser = None if calls is None else (calls.held_parser if self._are_held else None) or calls.parser
-        return partial(_make_reader, parser, self._called, thinking, self._parallel)
+        return partial(_make_reader, parser, self._called, thinking, self._parallel, self._wrapped)
 
     @property
     def _by_template(self) -> ResponseTemplate | None:
@@ -150,5 +152,8 @@ class AnswerReading:
         return thoughts if self._format is None else thoughts | set(self._format.marks or ())
 
 
-def _make_reader(parser: MakeParser | None, tools: list[Tool], thinking: Thinking, parallel: bool) -> AnswerReader:
-    return AnswerReader(None if parser is None else parser(tools), thinking, parallel=parallel)
+def _make_reader(
+    parser: MakeParser | None, tools: list[Tool], thinking: Thinking, parallel: bool, wrapped: tuple[str, str] | None
+) -> AnswerReader:
+    calls = None if parser is None else parser(tools)
+    return AnswerReader(calls, thinking, parallel=parallel, wrapped=wrapped)

@@ -23,12 +23,12 @@ import regex
 from penstock.text.answers.argument_text import Arguments, ArgumentText
 from penstock.text.answers.json_mending import JsonMender
 from penstock.text.answers.pieces import AnswerPiece, TurningParser, find_mark
+from penstock.text.answers.tags import QWEN3_CODER
 from penstock.text.answers.tool import Tool
 
-BEGIN, END = "<tool_call>", "</tool_call>"
+BEGIN, END, CLOSE = QWEN3_CODER.begin, QWEN3_CODER.end, QWEN3_CODER.close
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-CLOSE = f"\n{PARAMETER_END}\n"  # as a held value ends, and nothing else
 _NAME = r"(?P<{}>[^<>\n]+)[>\n]"  # models leave `>` out
 _FUNCTION = r"<function=" + _NAME.format("function")
 _PARAMETER = r"<parameter=" + _NAME.format("key")

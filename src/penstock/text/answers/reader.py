@@ -10,8 +10,10 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.errors import UsageError
-from penstock.text.answers import hermes, llama3_json, qwen3_coder, qwen3_coder_grammar, reasoning
+from penstock.text.answers import hermes, lfm2_calls, llama3_json, qwen3_coder, reasoning, tag_grammar
 from penstock.text.answers.pieces import AnswerPiece, CallParser, portions
+from penstock.text.answers.tagged import TaggedParser
+from penstock.text.answers.tags import GLM45, MINIMAX_M2, QWEN3_CODER, Tags
 from penstock.text.answers.tool import Tool
 
 MakeParser = Callable[[Sequence[Tool]], CallParser]
@@ -30,15 +32,24 @@ class CallFormat(NamedTuple):
 TEMPLATE = "response_template"  # the parser that a model brings itself
 HARMONY, HARMONY_THOUGHT = "openai", "openai_gptoss"  # vLLM's names of what reads harmony: calls and thought, thought
 BOTH = (HARMONY, HARMONY_THOUGHT)
+
+
+def _in_tags(tags: Tags, parser: Callable[..., CallParser]) -> CallFormat:
+    grammar = partial(tag_grammar.call_rest, tags=tags)
+    return CallFormat(parser, grammar, (tags.begin, tags.end), partial(parser, held=True))
+
+
+_HERMES = CallFormat(hermes.HermesParser, hermes.call_rest, (hermes.BEGIN, hermes.END))
+_GLM45 = _in_tags(GLM45, partial(TaggedParser, tags=GLM45))
 FORMATS: dict[str, CallFormat] = {
-    "hermes": CallFormat(hermes.HermesParser, hermes.call_rest, (hermes.BEGIN, hermes.END)),
+    "hermes": _HERMES,
+    "ernie45": _HERMES,
+    "glm45": _GLM45,
+    "glm47": _GLM45,
+    "lfm2": CallFormat(lfm2_calls.Lfm2Parser, lfm2_calls.call_rest, (lfm2_calls.BEGIN, lfm2_calls.END)),
     "llama3_json": CallFormat(llama3_json.Llama3JsonParser, llama3_json.call_rest, None),
-    "qwen3_coder": CallFormat(
-        qwen3_coder.Qwen3CoderParser,
-        qwen3_coder_grammar.call_rest,
-        (qwen3_coder.BEGIN, qwen3_coder.END),
-        partial(qwen3_coder.Qwen3CoderParser, held=True),
-    ),
+    "minimax_m2": _in_tags(MINIMAX_M2, partial(TaggedParser, tags=MINIMAX_M2)),
+    "qwen3_coder": _in_tags(QWEN3_CODER, qwen3_coder.Qwen3CoderParser),
 }
 
 
@@ -77,26 +88,33 @@ class AnswerParsers:
 
 
 NO_PARSERS = AnswerParsers()
+# What no other format's templates have.
+_WRITTEN_SO = {
+    "<arg_key>": "glm45", MINIMAX_M2.begin: "minimax_m2", lfm2_calls.BEGIN: "lfm2", "<function=": "qwen3_coder",
+}  # fmt: skip
 
 
 def format_of(template: str) -> str:
     """Returns the format that a chat template writes earlier calls in, where nobody has said one: hermes, where it
     writes none."""
-    if "<function=" in template:
-        return "qwen3_coder"
+    for mark, name in _WRITTEN_SO.items():
+        if mark in template:
+            return name
     if "<tool_call>" not in template and ("<|python_tag|>" in template or '"parameters": ' in template):
         return "llama3_json"
     return "hermes"
 
 
 class AnswerReader:
-    """One answer's text, as it comes, to pieces. parallel: more than one call is told of; others are dropped."""
+    """One answer's text, as it comes, to pieces. parallel: more than one call is told of; others are dropped. wrapped:
+    marks that may stand around what is said."""
 
     def __init__(
-        self, calls: CallParser | None = None, thinking: reasoning.Thinking = "closed", *, parallel: bool = True
-    ) -> None:
+        self, calls: CallParser | None = None, thinking: reasoning.Thinking = "closed", *, parallel: bool = True,
+        wrapped: tuple[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._calls, self._reasoning = calls, reasoning.ReasoningParser(thinking)
-        self._parallel = parallel
+        self._parallel, self._wrapping = parallel, None if wrapped is None else reasoning.Unwrapped(*wrapped)
         self.called = 0  # calls that have begun
 
     @property
@@ -111,15 +129,18 @@ class AnswerReader:
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
         """Returns what was held back. stopped: the model ended the answer; else a limit cut it."""
         found = self._read(*self._reasoning.end())
+        if self._wrapping is not None:
+            found += self._told(self._wrapping.end())
         return found + self._kept(self._calls.end(stopped=stopped) if self._calls is not None else [])
 
     def _read(self, thought: str, answer: str) -> list[AnswerPiece]:
         found = [AnswerPiece("reasoning", thought)] if thought else []
-        if answer and self._calls is None:
-            found.append(AnswerPiece("content", answer))
-        elif answer and self._calls is not None:
-            found += self._kept(self._calls.feed(answer))
-        return found
+        return found + self._told(answer if self._wrapping is None else self._wrapping.feed(answer))
+
+    def _told(self, answer: str) -> list[AnswerPiece]:
+        if not answer:
+            return []
+        return [AnswerPiece("content", answer)] if self._calls is None else self._kept(self._calls.feed(answer))
 
     def _kept(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
         kept = [piece for piece in pieces if self._parallel or piece.call < 1]

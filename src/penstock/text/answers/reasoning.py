@@ -1,8 +1,9 @@
 """Reasoning, kept apart: what a model thinks between `<think>` and `</think>` before it answers. Where the prompt ends
 says how the answer begins: templates open the thought themselves, or have it closed already.
 
-    qwen3          the model writes `<think>`, unless the template has
-    deepseek_r1    the model thinks at once, whatever the template has
+    qwen3, glm45, glm47          the model writes `<think>`, unless the template has
+    ernie45                      so it does, and the answer may stand in `<response>` and `</response>`
+    deepseek_r1, minimax_m2      the model thinks at once, whatever the template has
 
 It knows these marks and texts. Source: the chat templates of these models.
 """
@@ -14,7 +15,9 @@ from typing import Literal
 from penstock.text.answers.pieces import find_mark
 
 OPEN, CLOSE = "<think>", "</think>"
-FORMATS = ("qwen3", "deepseek_r1")
+FORMATS = ("qwen3", "deepseek_r1", "ernie45", "glm45", "glm47", "minimax_m2")
+AT_ONCE = ("deepseek_r1", "minimax_m2")
+WRAPPED = {"ernie45": ("<response>", "</response>")}  # what may stand around an answer
 Thinking = Literal["open", "may open", "closed"]  # as the answer begins
 
 
@@ -28,7 +31,7 @@ def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> T
         return "open"
     if ending.endswith(CLOSE):
         return "closed"
-    return "open" if name == "deepseek_r1" else "may open"
+    return "open" if name in AT_ONCE else "may open"
 
 
 class ReasoningParser:
@@ -89,3 +92,45 @@ class ReasoningParser:
         else:
             self._held = self._held[len(shown) :]
         return shown
+
+
+class Unwrapped:
+    """A text without the marks that may stand around it, and the space beside them."""
+
+    def __init__(self, begin: str, end: str) -> None:
+        self._begin, self._end = begin, end
+        self._held = ""
+        self._at = "start"  # then "within", "open" without the first mark, and "behind" the last
+        self._spoken = False  # some of what is within
+
+    def feed(self, text: str) -> str:
+        """Returns what of the text this brings."""
+        self._held += text
+        if self._at == "start" and not self._starts():
+            return ""
+        if self._at == "within":
+            self._held = self._held if self._spoken else self._held.lstrip()
+            at, mark = find_mark(self._held, (self._end,))
+            shown = self._held[:at].rstrip()
+            self._spoken = self._spoken or bool(shown)
+            if not mark:
+                self._held = self._held[len(shown) :]
+                return shown
+            self._held, self._at = self._held[at + len(mark) :], "behind"
+            return shown + self.feed("")
+        shown, self._held = self._held, ""
+        return shown
+
+    def end(self) -> str:
+        """Returns what was held back."""
+        text, self._held = self._held, ""
+        return text
+
+    def _starts(self) -> bool:
+        """Decides whether the first mark is there. Returns whether enough is there to say."""
+        text = self._held.lstrip()
+        if text != self._begin and self._begin.startswith(text):
+            return False
+        self._at = "within" if text.startswith(self._begin) else "open"
+        self._held = text.removeprefix(self._begin) if self._at == "within" else self._held
+        return True

@@ -1,10 +1,10 @@
-"""Grammars of calls in qwen3_coder's tags, whose arguments fit their tool's schema.
+"""Grammars of calls in tags (`tags`), whose arguments fit their tool's schema.
 
     arguments: (a b? | c other*)        a rule for each alternative of the schema, in its order
     a: "<parameter=a>\\n" (text | json "\\n</parameter>\\n")
 
 A text's enum, pattern, lengths and format are one regex up to its tag; JSON is llguidance's. What a strict schema says
-and these rules don't hold is refused. It knows schemas and Lark; how calls are read is qwen3_coder's.
+and these rules don't hold is refused. It knows schemas and Lark; how calls are read is their parsers'.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from functools import lru_cache
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
 from penstock.text.answers.argument_text import Alternative, Shape, shapes_of
-from penstock.text.answers.qwen3_coder import CLOSE, FUNCTION, FUNCTION_END, PARAMETER
 from penstock.text.answers.schema_branches import Branch, Plain, Schema, branches, closed
+from penstock.text.answers.tags import Tags
 from penstock.text.answers.text_formats import FORMATS
 from penstock.text.answers.tool import Tool, json_text, lark_text
 from penstock.text.grammar import WHITESPACE, check_grammar
 
 _ANY = "/(?s:.*)/"
-_ONE_CLOSE = r"~/(?s:.*)\n<\/parameter>(?:\n(?s:.*))?/"  # CLOSE stands behind a text and nowhere in it
 _NO_BRACKET = r"~/[ \t\r\n]*[\{\[(](?s:.*)/"
 _NOT_HERE = "is not held where arguments are written in tags: leave it out, or strict"
 MOST_KEPT = 16_384  # characters of a schema whose rules are kept
@@ -37,20 +36,20 @@ _NOT_HELD = (
 )  # fmt: skip
 
 
-def call_rest(tools: Sequence[Tool]) -> str:
+def call_rest(tools: Sequence[Tool], *, tags: Tags) -> str:
     """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these tools. Raises
     UsageError for a tool whose schema cannot be held."""
-    heads = [lark_text(f"\n{FUNCTION}{tool.name}>\n") for tool in tools]
+    heads = [lark_text(tool.name.join(tags.function)) for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
-    rules = "\n".join(_rules_of(f"arguments_{at}", tool) for at, tool in enumerate(tools))
-    return f"call_rest: ({bodies}) {lark_text(FUNCTION_END + chr(10))}\n{rules}\n"
+    rules = "\n".join(_rules_of(f"arguments_{at}", tool, tags) for at, tool in enumerate(tools))
+    return f"call_rest: ({bodies}) {lark_text(tags.function_end)}\n{rules}\n"
 
 
-def _rules_of(name: str, tool: Tool) -> str:
+def _rules_of(name: str, tool: Tool, tags: Tags) -> str:
     try:
         schema = json.dumps(tool.parameters)
         rules = _rules if len(schema) <= MOST_KEPT else _rules.__wrapped__
-        return rules(name, schema, tool.strict)
+        return rules(name, schema, tool.strict, tags)
     except (UsageError, RecursionError) as error:
         why = error.rule if isinstance(error, UsageError) else "its schema is nested too deep"
         rule = f"calls of the tool {tool.name} cannot be held: {why}"
@@ -58,15 +57,18 @@ def _rules_of(name: str, tool: Tool) -> str:
 
 
 @lru_cache(maxsize=256)  # requests bring the same tools again: 20 of six arguments take 5 ms
-def _rules(name: str, parameters: str, strict: bool) -> str:
-    return _Arguments(name, Tool(name=name, parameters=json.loads(parameters), strict=strict)).rules()
+def _rules(name: str, parameters: str, strict: bool, tags: Tags) -> str:
+    return _Arguments(name, Tool(name=name, parameters=json.loads(parameters), strict=strict), tags).rules()
 
 
 class _Arguments:
     """The rules of one tool's arguments. name: of the first, and what the others' names begin with."""
 
-    def __init__(self, name: str, tool: Tool) -> None:
-        self._name, self._tool = name, tool
+    def __init__(self, name: str, tool: Tool, tags: Tags) -> None:
+        self._name, self._tool, self._tags = name, tool, tags
+        close = re.escape(tags.close[:-1]).replace("\\\n", "\n")
+        last = _literal(f"(?s:.*){close}(?:\n(?s:.*))?")
+        self._one_close = f"~{last}"  # what closes a value stands behind a text and nowhere in it
         self._rules: list[str] = []
 
     def rules(self) -> str:
@@ -85,7 +87,7 @@ class _Arguments:
         for key, schema in shape.named.items():
             part = None
             if re.fullmatch(_KEY, key):
-                part = self._argument(lark_text(f"{PARAMETER}{key}>\n"), schema)
+                part = self._argument(lark_text(key.join(self._tags.parameter)), schema)
             elif key in shape.required:
                 raise _wrong(f"no tag can hold the name of its argument {key!r}")
             if part is None and key in shape.required:
@@ -94,7 +96,8 @@ class _Arguments:
                 parts.append(part if key in shape.required else f"{part}?")
         if shape.others is not None:
             named = "".join(f" & ~{lark_text(key)}" for key in shape.named)
-            head = f"{lark_text(PARAMETER)} (/{_KEY}/{named}) {lark_text('>' + chr(10))}"
+            before, behind = map(lark_text, self._tags.parameter)
+            head = f"{before} (/{_KEY}/{named}) {behind}"
             part = self._argument(self._rule("head", f"({head})", terminal=True), shape.others)
             parts += [] if part is None else [f"{part}*"]
         return " ".join(parts) or '""'
@@ -112,7 +115,7 @@ class _Arguments:
         alternatives = [Alternative.of(branch) for branch in branches(schema, self._tool.schema)]
         texts = [text for each in alternatives if (text := self._text(each)) is not None]
         kinds = frozenset().union(*(each.kinds for each in alternatives))
-        close, others = lark_text(CLOSE), kinds - {"string"}
+        close, others = lark_text(self._tags.close), kinds - {"string"}
         if _ANY in texts:  # what is a number, a word or null is read as one where that fits, and else is a text
             texts, others = [_ANY], others & _BRACKETED
         if others & _BRACKETED:
@@ -121,7 +124,7 @@ class _Arguments:
         if texts == [_ANY]:
             choices.append(self._rule("text", f"{_ANY} {close}"))
         elif texts:
-            choices.append(self._rule("text", f"((({') | ('.join(texts)})) & {_ONE_CLOSE}) {close}"))
+            choices.append(self._rule("text", f"((({') | ('.join(texts)})) & {self._one_close}) {close}"))
         if others:
             alone = schema if others == kinds else {"allOf": [schema, {"type": sorted(others)}]}
             whole = closed(alone, self._tool.schema)
@@ -136,13 +139,21 @@ class _Arguments:
             return None
         if alternative.values is not None:
             texts = [value for value in alternative.values if isinstance(value, str)]
-            listed = [lark_text(text) for text in texts if _is_listed(text, alternative.branch)]
+            listed = [lark_text(text) for text in texts if self._is_listed(text, alternative.branch)]
             # The library finds which of them a pattern fits: a search for it here might take long.
             patterns = [
                 _literal(_found(found)) for each in alternative.branch if (found := _lengths_and_pattern(each)[2])
             ]
             return " & ".join((f"({' | '.join(listed)})", *patterns)) if listed else None
         return " & ".join(limit for plain in alternative.branch for limit in self._limits(plain)) or _ANY
+
+    def _is_listed(self, text: str, branch: Branch) -> bool:
+        """Whether one of an enum's texts can be written, and is as long as the schema says."""
+        close = self._tags.close
+        if f"{text}{close}".index(close) < len(text):
+            return False
+        lengths = [_lengths_and_pattern(plain)[:2] for plain in branch]
+        return all(least <= len(text) and (most is None or len(text) <= most) for least, most in lengths)
 
     def _limits(self, plain: Plain) -> Iterator[str]:
         """Yields regexes that all hold of a text. Raises UsageError for a format that isn't known, if strict."""
@@ -156,14 +167,6 @@ class _Arguments:
                 yield _literal(FORMATS[said])
             elif self._tool.strict:
                 raise _wrong(f"the format {said} {_NOT_HERE}")
-
-
-def _is_listed(text: str, branch: Branch) -> bool:
-    """Whether one of an enum's texts can be written, and is as long as the schema says."""
-    if f"{text}{CLOSE}".index(CLOSE) < len(text):
-        return False
-    lengths = [_lengths_and_pattern(plain)[:2] for plain in branch]
-    return all(least <= len(text) and (most is None or len(text) <= most) for least, most in lengths)
 
 
 def _lengths_and_pattern(plain: Plain) -> tuple[int, int | None, str | None]:

@@ -13,70 +13,21 @@ import pytest
 import torch
 from execute_drive import Ask, Host, tiny_model, tiny_runner
 from ranks_together import Together, met
-from schedule_drive import ByTurns
-from toy_constraint import Alternating
+from sample_drive import HEAD, Samples, drive, over, requests
 from toy_states import build_toy
 
-from penstock.config import Config
-from penstock.engine.build_engine import engine_over
 from penstock.engine.engine import Engine
 from penstock.errors import UsageError
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_fit import fit_states, whole_prompts
-from penstock.execute.runner import TorchRunner
 from penstock.models.sizes import ModelSizes
 from penstock.parallel.layout import Layout
 from penstock.request import Request, SamplingParams
-from penstock.schedule.mask_makers import MasksHere
 from penstock.schedule.scheduler import Scheduler
 
 pytestmark = pytest.mark.torch
 
-Samples = dict[tuple[int, int], list[int]]
 NEW = 12  # tokens of a chat's turn
-HEAD = [8 + i * 37 % 140 for i in range(53)]  # three blocks and a bit, that prompts share
-
-
-def requests() -> list[Request]:
-    """Groups and lone samples; prompts of one token, of whole blocks, that begin alike, that are the same."""
-    prompts = [HEAD, [9], HEAD[:49], [11, 12, 13] * 9, HEAD[:48], HEAD, [*HEAD, 30, 31], [*range(20, 37)], HEAD[:33]]
-    return [
-        Request(
-            request_id=number, prompt=np.array(prompt, np.int32).tobytes(),
-            sampling=SamplingParams(n=1 + 3 * (number % 3), max_tokens=20 + 3 * number, seed=number, ignore_eos=True),
-        )
-        for number, prompt in enumerate(prompts)
-    ]  # fmt: skip
-
-
-def alternating(request: Request, sample: int) -> Alternating | None:
-    """The last requests' samples are constrained."""
-    return Alternating(160, forces=False) if request.request_id > 5 else None
-
-
-def drive(engine: Engine, asked: list[Request], threads: ByTurns, together: int = 100) -> Samples:
-    """Runs requests, so many at once."""
-    found: Samples = {}
-    waiting = list(asked)
-    while waiting or engine.has_work:
-        while waiting and len(engine.scheduler.live) < together:
-            request = waiting.pop(0)
-            held = request.request_id > 5
-            engine.scheduler.submit(request, (lambda s, r=request: alternating(r, s)) if held else None)
-        threads.run()
-        deltas = engine.step()
-        engine.scheduler.check()
-        for i in range(0 if deltas is None else deltas.count):
-            tokens = deltas.tokens[deltas.start[i] : deltas.start[i + 1]].tolist()
-            found.setdefault((int(deltas.request[i]), int(deltas.sample[i])), []).extend(tokens)
-    return found
-
-
-def over(runner: TorchRunner, **knobs: object) -> tuple[Engine, ByTurns]:
-    threads = ByTurns()
-    masks = MasksHere(runner.vocab_size, threads)
-    return engine_over(runner, Config.of(**knobs), masks), threads  # type: ignore[arg-type]
-
 
 TOY: dict[str, Any] = {"build": build_toy}
 MODELS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.inputs import DecodeInputs, PrefillInputs, StateInputs, StepInputs
 from penstock.kernels.layer_kv import KvForm, LayerKv
-from penstock.kernels.state_forms import RecurrentForm
+from penstock.kernels.state_forms import LatentForm, RecurrentForm
 from penstock.layers.block import Keeper
 from penstock.models.decoder import Decoder
 
@@ -33,6 +33,8 @@ class PagedCache:
         form = keeper.form
         if isinstance(form, RecurrentForm):
             return form.over(torch.zeros(sequences, form.slot_bytes, dtype=torch.uint8))
+        if isinstance(form, LatentForm):
+            return form.over(torch.full((sequences * blocks + 1, *form.block_shape), 64, dtype=torch.uint8))
         assert isinstance(form, KvForm)
         shape = sequences * blocks + 1, form.kv_heads, 2, BLOCK, form.width
         return LayerKv.plain(torch.full(shape, 7.0, dtype=self.model.dtype))

@@ -51,6 +51,11 @@ OLMO_HYBRID = {  # q, k and v of one size: transformers writes their convolution
     "linear_key_head_dim": 12, "linear_value_head_dim": 12, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
 }  # fmt: skip
+DEEPSEEK = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 40, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+    "v_head_dim": 12, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
+    "moe_intermediate_size": 40, "first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.5,
+}  # fmt: skip
 GRANITE_HYBRID = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 6,
     "intermediate_size": 40, "shared_intermediate_size": 56, "mamba_n_heads": 8, "mamba_d_head": 16,
@@ -105,6 +110,9 @@ LAGUNA_ROPES = {
 COHERE = {"sliding_window": 21, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 COHERE_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 21, "rope_theta": 500.0}
 NEEDED: dict[str, dict[str, Any]] = {
+    "DeepseekV2": {"num_key_value_heads": 4},
+    "DeepseekV3": {"num_key_value_heads": 4},
+    "Glm4MoeLite": {"num_key_value_heads": 4},
     "Dots1": DOTS1,
     "Lfm2Moe": {"layer_types": CONV_LAST},
     "Glm4": {"eos_token_id": []},
@@ -326,6 +334,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 1, "attention_bias": True}
         | {"mamba_proj_bias": True, "projectors_bias": True, "mamba_conv_bias": False, "mlp_bias": True}
         | {"mamba_d_ssm": None, "mamba_n_heads": 8, "tie_word_embeddings": True},
+    ),
+    "deepseek-v3": ("DeepseekV3", DEEPSEEK | {"num_mtp_layers": 0}),
+    "deepseek-v3-no-query-rank": (
+        "DeepseekV3",
+        DEEPSEEK | {"q_lora_rank": None, "rope_interleave": False, "n_group": 1, "topk_group": 1, "num_mtp_layers": 0}
+        | {"first_k_dense_replace": 3, "rope_parameters": YARN_MSCALE},
+    ),
+    "deepseek-v3-biases": (
+        "DeepseekV3", DEEPSEEK | {"attention_bias": True, "rope_parameters": YARN_MSCALE, "num_mtp_layers": 0},
+    ),
+    "deepseek-v2": (
+        "DeepseekV2", DEEPSEEK | {"topk_method": "group_limited_greedy", "n_shared_experts": 2, "q_lora_rank": None},
+    ),
+    "deepseek-v2-greedy": ("DeepseekV2", DEEPSEEK | {"n_group": None, "topk_group": None}),
+    "glm-4.7-flash": (
+        "Glm4MoeLite", DEEPSEEK | {"mlp_layer_types": ["sparse", "dense", "sparse"], "v_head_dim": 24, "n_group": 1}
+        | {"topk_group": 1},
     ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),

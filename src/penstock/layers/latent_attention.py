@@ -15,22 +15,16 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.latent import LatentSizes
 from penstock.kernels.ops import Ops
-from penstock.kernels.state_forms import LatentKv, StateForm
+from penstock.kernels.state_forms import LatentForm, LatentKv, StateForm
 from penstock.layers.linear import Linear
+from penstock.layers.maker import Maker
 from penstock.layers.norm import Norm
-from penstock.quant.weight import Weight
+from penstock.layers.rope_config import RopeConfig
+from penstock.quant.weight import Part, Weight
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentSizes:
-    """Widths of a latent attention: of the vector, of what turns beside it, of a head's query and key that don't turn,
-    and of a head's value."""
-
-    rank: int
-    turning: int
-    still: int
-    value: int
+NORM_EPS = 1e-6  # of both vectors' norms, whatever the config says of others
 
 
 @dataclass(slots=True)
@@ -58,11 +52,11 @@ class LatentAttention:
         """x [T, d] -> [T, d], or of those that the step keeps."""
         s, plan = self.sizes, step.plans[self.kind]
         whole = self.into(ops, x)
-        given = whole[:, -(s.rank + s.turning) :]
-        q = whole[:, : -(s.rank + s.turning)]
+        given = whole[:, -s.width :]
+        q = whole[:, : -s.width]
         if self.query is not None and self.query_norm is not None:
             q = self.query(ops, self.query_norm.alone(ops, q))
-        q = q.reshape(-1, self.kind.heads, s.still + s.turning)
+        q = q.reshape(-1, self.kind.heads, s.head)
         ops.latent_store(given, q, self.norm.weight.value, self.norm.eps, step, kv, plan)
         q = step.keep(q)
         asked = torch.cat((ops.by_head(q[..., : s.still], self.to_latent), q[..., s.still :]), 2)
@@ -103,7 +97,7 @@ class LatentAttention:
         """Puts the rows of what turns in the order in which halves turn together."""
         s = self.sizes
         turned = torch.cat((torch.arange(0, s.turning, 2), torch.arange(1, s.turning, 2)))
-        q = torch.arange(self.kind.heads * (s.still + s.turning)).view(self.kind.heads, -1)
+        q = torch.arange(self.kind.heads * (s.head)).view(self.kind.heads, -1)
         q[:, s.still :] = q[:, s.still + turned]
         stored = torch.cat((torch.arange(s.rank), s.rank + turned))
         if self.query is None:
@@ -113,3 +107,38 @@ class LatentAttention:
         assert self.query_norm is not None, "the queries' vector is normed"
         ahead = self.query_norm.weight.shape[0]
         self.into.reorder(torch.cat((torch.arange(ahead), ahead + stored)))
+
+
+def make_latent_attention(
+    make: Maker, at: str, hidden: int, heads: int, sizes: LatentSizes, rope: RopeConfig, *, scale: float,
+    query_rank: int | None, pairs: bool, bias: bool = False,
+) -> LatentAttention:  # fmt: skip
+    """Makes a layer of a checkpoint's q_proj, or q_a_proj, q_a_layernorm and q_b_proj (query_rank), kv_a_proj_with_mqa,
+    kv_a_layernorm, kv_b_proj and o_proj. at: the name before them.   heads: over all ranks, which share them; each has
+    the vectors whole.   scale: of scores.   pairs: as LatentAttention has it.   bias: of what reads x, and o_proj."""
+    s, cut = sizes, make.layout.share(heads, f"heads of {at}")
+    own = heads // cut[0]
+    stored, queries = Part(f"{at}.kv_a_proj_with_mqa", (s.width, hidden)), heads * s.head
+    first = Part(f"{at}.q_proj", (queries, hidden), 0, *cut)
+    query = query_norm = None
+    if query_rank is not None:
+        first = Part(f"{at}.q_a_proj", (query_rank, hidden))
+        query = make.column_linear([(f"{at}.q_b_proj", queries, heads)], query_rank)
+        query_norm = make.norm(f"{at}.q_a_layernorm.weight", query_rank, NORM_EPS)
+    kind = AttentionKind(
+        heads=own, kv_heads=1, width=s.width, rope=make.rope_number(rope, s.turning), window=None, scale=scale
+    )
+    return LatentAttention(
+        at,
+        kind,
+        LatentForm(s.width, s.rank, make.dtype),
+        make.rope_tables[rope, s.turning],
+        s,
+        make.fused_linear([first, stored], bias),
+        query_norm,
+        query,
+        make.norm(f"{at}.kv_a_layernorm.weight", s.rank, NORM_EPS),
+        make.column_linear([(f"{at}.kv_b_proj", heads * (s.still + s.value), heads)], s.rank),
+        make.row_linear(f"{at}.o_proj", hidden, heads * s.value, heads, bias=bias),
+        pairs,
+    )

@@ -144,7 +144,7 @@ class Maker:
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
             kv_heads=kv_heads // self.layout.share(kv_heads, f"key and value heads of {at}", repeats=True)[0],
             width=width,
-            rope=self._rope_number(rope, width),
+            rope=self.rope_number(rope, width),
             window=window,
             scale=width**-0.5 if scale is None else scale,
             softcap=softcap,
@@ -298,7 +298,7 @@ class Maker:
             self.query_scales[rope] = (1 + growth * torch.log(1 + at)).to(self.dtype)
         return self.query_scales[rope]
 
-    def _rope_number(self, rope: RopeConfig, width: int) -> int:
+    def rope_number(self, rope: RopeConfig, width: int) -> int:
         """The number of a table in `rope_tables`: layers that turn alike share one."""
         if (rope, width) not in self.rope_tables:
             self.rope_tables[rope, width] = rope_table(rope, width, self.positions, self.device)

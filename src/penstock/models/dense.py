@@ -17,7 +17,7 @@ from penstock.models.model_config import ModelConfig, Windows, check_heads, read
 from penstock.models.rope_keys import read_rope, stretched_context
 
 if TYPE_CHECKING:
-    from penstock.layers.block import Block
+    from penstock.layers.block import Block, Mixer
     from penstock.layers.maker import Maker
     from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
@@ -179,9 +179,11 @@ def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, ...]) -> list[st
 def build_dense(
     config: DenseConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None, *,
     qk: tuple[str, str] = ("q_norm", "k_norm"), around: tuple[str, str, str] = AROUND,
+    mixer: Callable[[str], Mixer] | None = None,
 ) -> Decoder:  # fmt: skip
     """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP.   qk: names of norms of q
-    and k behind their attention's.   around: of norms behind attention, before the MLP and behind it."""
+    and k behind their attention's.   around: of norms behind attention, before the MLP and behind it.   mixer: the name
+    of an attention -> what takes its place; None: nothing does."""
     from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer, ParallelLayer
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
@@ -203,7 +205,7 @@ def build_dense(
         names = [f"{at}.self_attn.{name}" for name in qk]
         heads = c.layer_heads[number] if c.layer_heads else c.heads
         shape = Heads(heads=heads, kv_heads=c.kv_heads, width=c.head_dim)
-        attention = make.attention(
+        attention: Mixer = mixer(f"{at}.self_attn") if mixer is not None else make.attention(
             f"{at}.self_attn", hidden, shape, c.ropes[number] if c.ropes else c.rope, window=window,
             scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias, fused=c.fused_qkv, query_growth=c.query_growth,
             sinks=c.sinks, turned_first=c.turned_first, gate=c.gate,

@@ -12,6 +12,7 @@ from penstock.models.keys import Keys
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.layers.block import Mixer
     from penstock.layers.maker import Maker
     from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
@@ -97,30 +98,41 @@ def read_sigmoids(
     )
 
 
-def read_grouped(keys: Keys, experts: int, top_k: int, *, renormalise: bool = True, scale: float = 1.0) -> Routing:
-    """Reads a router of sigmoids over groups of experts, as DeepSeek-V3 has it (arXiv:2412.19437). renormalise, scale:
-    where the file doesn't say."""
+def read_grouped(
+    keys: Keys, experts: int, top_k: int, *, renormalise: bool = True, scale: float = 1.0, groups: int = 1,
+    kept: int = 1,
+) -> Routing:  # fmt: skip
+    """Reads a router of sigmoids over groups of experts, as DeepSeek-V3 has it (arXiv:2412.19437). renormalise, scale,
+    groups, kept: where the file doesn't say."""
     routing = read_sigmoids(keys, top_k, added=GROUPED_ADDED, renormalise=renormalise, scale=scale)
-    groups, kept = keys.count("n_group", 1, high=MOST_GROUPS), keys.count("topk_group", 1)
+    return in_groups(keys, experts, routing, groups, kept)
+
+
+def in_groups(keys: Keys, experts: int, routing: Routing, groups: int = 1, kept: int = 1) -> Routing:
+    """Reads in how many groups experts stand, and how many of those a token takes. groups, kept: where the file doesn't
+    say."""
+    groups, kept = keys.count("n_group", groups, high=MOST_GROUPS), keys.count("topk_group", kept)
     if experts % groups:
         raise keys.fail(f"n_group ({groups}) does not divide the number of experts ({experts})")
     if kept > groups:
         raise keys.fail(f"topk_group ({kept}) is above n_group ({groups})")
     size = experts // groups
-    if groups > 1 and size < 2:
+    if groups > 1 and size < 2 and routing.paired:
         raise keys.fail(f"n_group ({groups}) leaves a group one expert: two of each are compared")
-    if top_k > kept * size:
-        raise keys.fail(f"num_experts_per_tok ({top_k}) is above what topk_group ({kept}) groups of {size} hold")
+    if routing.top_k > kept * size:
+        raise keys.fail(
+            f"num_experts_per_tok ({routing.top_k}) is above what topk_group ({kept}) groups of {size} hold"
+        )
     return replace(routing, groups=groups, kept_groups=kept)
 
 
 def build_moe(
     config: MoeConfig, make: Maker, *, qk: tuple[str, str] = ("q_norm", "k_norm"),
-    around: tuple[str, str, str] = AROUND, **tensors: Any,
+    around: tuple[str, str, str] = AROUND, mixer: Callable[[str], Mixer] | None = None, **tensors: Any,
 ) -> Decoder:  # fmt: skip
-    """Makes the decoder. qk, around: as build_dense takes them.   tensors: as experts_or_mlp does."""
+    """Makes the decoder. qk, around, mixer: as build_dense takes them.   tensors: as experts_or_mlp does."""
     parts = experts_or_mlp(config, make, config.hidden_size, config.intermediate_size, **tensors)
-    return build_dense(config, make, parts, qk=qk, around=around)
+    return build_dense(config, make, parts, qk=qk, around=around, mixer=mixer)
 
 
 def experts_or_mlp(

@@ -80,7 +80,7 @@ def build(config: FalconConfig, make: Maker) -> Decoder:
     """Makes the model, its weights not filled."""
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
-    from penstock.layers.parallel_layer import Multipliers, ParallelLayer
+    from penstock.layers.two_mixers import Multipliers, TwoMixersLayer
     from penstock.models.decoder import Decoder
 
     c, hidden = config, config.hidden_size
@@ -97,7 +97,7 @@ def build(config: FalconConfig, make: Maker) -> Decoder:
         mlp = make.mlp(f"{at}.feed_forward", hidden, c.intermediate_size, bias=c.mlp_bias)
         mamba = c.mamba.make(make, f"{at}.mamba", hidden)
         between = norm(f"{at}.pre_ff_layernorm")
-        return ParallelLayer(norm(f"{at}.input_layernorm"), mamba, attention, between, mlp, by)
+        return TwoMixersLayer(norm(f"{at}.input_layernorm"), mamba, attention, between, mlp, by)
 
     layers = [layer(number) for number in range(c.num_layers)]
     return Decoder(

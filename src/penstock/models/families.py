@@ -44,6 +44,7 @@ OTHERS = frozenset(
         "generation_config",
         "keys",
         "mamba_keys",
+        "mla",
         "model_config",
         "read_config",
         "rope_keys",

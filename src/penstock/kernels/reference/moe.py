@@ -30,7 +30,7 @@ def route(scores: Tensor, by: Routing, correction: Tensor | None = None) -> tupl
 def _in_groups(choice: Tensor, by: Routing) -> Tensor:
     """choice [T, E] -> the same, -inf where an expert's group is not among the kept."""
     grouped = choice.unflatten(1, (by.groups, -1))
-    kept = _best(grouped.topk(2, dim=-1).values.sum(-1), by.kept_groups)
+    kept = _best(grouped.topk(2 if by.paired else 1, dim=-1).values.sum(-1), by.kept_groups)
     out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, kept, False)
     return grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
 

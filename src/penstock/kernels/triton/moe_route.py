@@ -31,12 +31,16 @@ def _worth(score, most, total, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def _in_groups(left, GROUPS: tl.constexpr, KEPT: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr):
-    """left [LANES * EACH], EACH of a group's lanes side by side -> -inf where its two best add up to too little."""
+def _in_groups(
+    left, GROUPS: tl.constexpr, KEPT: tl.constexpr, PAIRED: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr
+):
+    """left [LANES * EACH], EACH of a group's lanes side by side -> -inf where its best, or the sum of its two best
+    (PAIRED), is too little."""
     grid, lane, group = tl.reshape(left, (LANES, EACH)), tl.arange(0, EACH), tl.arange(0, LANES)
-    first, at = tl.max(grid, 1, return_indices=True)
-    second = tl.max(tl.where(lane[None, :] == at[:, None], float("-inf"), grid), 1)
-    both = tl.where(group < GROUPS, first + second, float("-inf"))
+    both, at = tl.max(grid, 1, return_indices=True)
+    if PAIRED:
+        both += tl.max(tl.where(lane[None, :] == at[:, None], float("-inf"), grid), 1)
+    both = tl.where(group < GROUPS, both, float("-inf"))
     kept = group < 0
     for _ in tl.static_range(KEPT):
         best = tl.argmax(both, 0)
@@ -48,9 +52,9 @@ def _in_groups(left, GROUPS: tl.constexpr, KEPT: tl.constexpr, LANES: tl.constex
 @triton.jit
 def _route(
     scores, correction, weights, chosen, ranks, counts, experts, stride, least, added, scale, K: tl.constexpr,
-    PLACES: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_LANES: tl.constexpr, LANES: tl.constexpr,
-    SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, RENORMALISED: tl.constexpr, COUNTED: tl.constexpr,
-    EARLY: tl.constexpr,
+    PLACES: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, PAIRED: tl.constexpr, GROUP_LANES: tl.constexpr,
+    LANES: tl.constexpr, SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, RENORMALISED: tl.constexpr,
+    COUNTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """GROUP_LANES: GROUPS, up to a power of two; each stands in LANES / GROUP_LANES lanes side by side."""
     wait(EARLY)
@@ -71,7 +75,7 @@ def _route(
             left += tl.load(correction + expert, mask=there, other=0.0)
         left = tl.where(there, left, float("-inf"))
     if GROUPS > 1:
-        left = _in_groups(left, GROUPS, KEPT, GROUP_LANES, EACH)
+        left = _in_groups(left, GROUPS, KEPT, PAIRED, GROUP_LANES, EACH)
     which = tl.zeros((PLACES,), tl.int32)
     for j in tl.static_range(K):
         at = tl.argmax(left, 0)
@@ -141,7 +145,7 @@ def route(scores: Tensor, by: Routing, counts: Tensor, rows: int, correction: Te
     _route[(tokens,)](
         scores, scores if correction is None else correction, weights, chosen, ranks, counts, experts,
         scores.stride(0), by.least, by.added, by.scale, K=top_k, PLACES=next_power_of_2(top_k), GROUPS=by.groups,
-        KEPT=by.kept_groups, GROUP_LANES=groups, LANES=in_groups, SIGMOID=by.sigmoid,
+        KEPT=by.kept_groups, PAIRED=by.paired, GROUP_LANES=groups, LANES=in_groups, SIGMOID=by.sigmoid,
         CORRECTED=correction is not None, RENORMALISED=by.renormalise, COUNTED=rows > 0, EARLY=early,
         num_warps=1 if in_groups <= 128 else 4, launch_pdl=bool(early),
     )  # fmt: skip

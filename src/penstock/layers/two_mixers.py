@@ -1,4 +1,4 @@
-"""ParallelLayer: two mixers that read the same norm and whose answers are added up, then an MLP (Falcon-H1,
+"""TwoMixersLayer: two mixers that read the same norm and whose answers are added up, then an MLP (Falcon-H1,
 arXiv:2507.22448)."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Multipliers:
 
 
 @dataclass(slots=True)
-class ParallelLayer:
+class TwoMixersLayer:
     """x -> x + mamba(norm(x)) + attention(norm(x)), then an MLP behind a norm of its own."""
 
     norm: Norm

@@ -1,0 +1,37 @@
+"""DeepSeek-V3 and R1 (arXiv:2412.19437), Moonlight, and Kimi K2's text: latent attention, experts behind a router of
+sigmoids in groups, with a bias for the choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.kernels.latent import LatentSizes
+from penstock.models.dense import past_own_code
+from penstock.models.experts import drafting_layers, read_experts, read_grouped
+from penstock.models.keys import MOST, Keys
+from penstock.models.mla import MlaConfig, build_mla, read_mla
+
+ARCHITECTURE = "DeepseekV3ForCausalLM"
+SIZES = LatentSizes(rank=512, turning=64, still=128, value=128)
+build = build_mla
+
+
+def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
+    """Reads config.json."""
+    past_own_code(keys, "modeling_deepseek.DeepseekV3ForCausalLM")
+    keys.past(topk_method="noaux_tc", scoring_func="sigmoid")
+    fields = read_mla(keys, named, SIZES, 1536)
+    layers = fields["num_layers"]
+    experts, each = read_experts(keys, 256, 8, names=("num_local_experts", "n_routed_experts"))
+    size = keys.count("moe_intermediate_size", 2048, high=MOST)
+    return MlaConfig(
+        **fields,
+        windows=(None,) * layers,
+        pairs=keys.flag("rope_interleave", True),
+        experts=experts,
+        routing=read_grouped(keys, experts, each, groups=8, kept=4, scale=2.5),
+        expert_size=size,
+        expert_layers=frozenset(range(keys.count("first_k_dense_replace", 3, low=0), layers)),
+        shared_size=size * keys.count("n_shared_experts", 1),
+        left_out=drafting_layers(keys, layers, 1, ("num_nextn_predict_layers", "num_mtp_layers")),
+    )

@@ -11,7 +11,7 @@ from penstock.models.cohere2 import read_cohere, ropes
 from penstock.models.dense import given_window, read_windows
 from penstock.models.experts import MOST_EXPERTS, MoeConfig, build_moe, drafting_layers, read_experts, read_listed
 from penstock.models.keys import Keys
-from penstock.models.model_config import Windows, size
+from penstock.models.model_config import MOST_OF, Windows
 
 ARCHITECTURE = "Cohere2MoeForCausalLM"
 build = build_moe
@@ -31,8 +31,9 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     experts, each = read_experts(keys, 8, 2)
     shared = keys.count("num_shared_experts", 0, low=0, high=MOST_EXPERTS)
     part = 0.5 if _is_mean(keys) and shared else 1.0
+    dense = keys.count("prefix_dense_intermediate_size", expert_size, high=MOST_OF["intermediate_size"])
     return MoeConfig(
-        **fields | {"intermediate_size": size(keys, "prefix_dense_intermediate_size", expert_size)},
+        **fields | {"intermediate_size": dense},
         windows=windows,
         ropes=ropes(fields["rope"], turns),
         experts=experts,

@@ -20,7 +20,6 @@ MOST_OF = {
     "num_hidden_layers": 10_000,
     "hidden_size": 2**20,
     "intermediate_size": 2**22,
-    "prefix_dense_intermediate_size": 2**22,
     "num_attention_heads": 2**14,
     "num_key_value_heads": 2**14,
     "head_dim": 2**14,

@@ -308,8 +308,8 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
             "model_type 'gpt2' is not supported: it has positions that are learned or added to scores, not rotated",
         ),
         (
-            {"model_type": "deepseek_v3"},
-            "(MLA); what is served and nearest is DeepSeek-R1's distillations",
+            {"model_type": "minicpm3"},
+            "attention over compressed keys (MLA)",
         ),
         (
             {"model_type": "kimi_linear"},

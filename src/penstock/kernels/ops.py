@@ -73,7 +73,7 @@ class LatentStore(Protocol):
     ) -> None: ...
 
 
-class LatentAttention(Protocol):
+class AttentionOverLatents(Protocol):
     """Decode rows (their prefix group first, where they have one), then chunks, over the latent vectors of one layer:
     all heads read the same ones, as keys whole and, their first `rank` numbers, as values.
 
@@ -202,7 +202,7 @@ class Ops:
     experts: Callable[[Tensor, Tensor, Any], Tensor]
     attention: Attention
     latent_store: LatentStore
-    latent_attention: LatentAttention
+    latent_attention: AttentionOverLatents
     by_head: Callable[[Tensor, Tensor], Tensor]  # x [T, H, in], weight [H, out, in] -> [T, H, out]
     short_conv: GatedConvolution
     delta_rule: DeltaRule

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from penstock.errors import UsageError
 from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.latent import LatentSizes
@@ -116,6 +117,10 @@ def make_latent_attention(
     """Makes a layer of a checkpoint's q_proj, or q_a_proj, q_a_layernorm and q_b_proj (query_rank), kv_a_proj_with_mqa,
     kv_a_layernorm, kv_b_proj and o_proj. at: the name before them.   heads: over all ranks, which share them; each has
     the vectors whole.   scale: of scores.   pairs: as LatentAttention has it.   bias: of what reads x, and o_proj."""
+    if make.device.type == "cuda":
+        raise UsageError(
+            "latent attention has kernels for a CPU alone so far: take --device cpu, or another model", param="device"
+        )
     s, cut = sizes, make.layout.share(heads, f"heads of {at}")
     own = heads // cut[0]
     stored, queries = Part(f"{at}.kv_a_proj_with_mqa", (s.width, hidden)), heads * s.head

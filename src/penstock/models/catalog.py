@@ -21,12 +21,15 @@ class Served:
 
 _GPU = "CPU, GPU"
 _EXPERTS = "experts wide, in float8, int8 or int4"
+_LATENT = f"latent attention, on a CPU alone so far; {_EXPERTS}"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
     "afmoe": Served("Trinity Nano, Mini, Large (Arcee)", notes=_EXPERTS),
     "cohere2": Served("Command R7B, Command A"),
     "cohere2_moe": Served("Command A+, its text saved alone, North-Mini-Code", notes=_EXPERTS),
     "cohere2_vision": Served("Command A Vision, Command A+", notes=_TEXT),
+    "deepseek_v2": Served("DeepSeek-V2, V2-Lite", notes=_LATENT),
+    "deepseek_v3": Served("DeepSeek-V3, R1, Moonlight-16B-A3B", notes=_LATENT),
     "dots1": Served("dots.llm1", notes=_EXPERTS),
     "ernie4_5": Served("ERNIE 4.5 0.3B"),
     "ernie4_5_moe": Served("ERNIE 4.5 21B-A3B, 300B-A47B", notes=_EXPERTS),
@@ -38,11 +41,13 @@ CATALOG: dict[str, Served] = {
     "gemma3_text": Served("Gemma 3 270M, 1B", _GPU),
     "glm4": Served("GLM-4 and GLM-Z1 9B, 32B, of 2025-04"),
     "glm4_moe": Served("GLM-4.5 to 4.7, Air, INTELLECT-3", notes=_EXPERTS),
+    "glm4_moe_lite": Served("GLM-4.7-Flash", notes=_LATENT),
     "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", _GPU, notes="experts in four bits (MXFP4) or wide"),
     "granite": Served("Granite 3.0 to 3.3", _GPU),
     "granitemoehybrid": Served("Granite 4.0 H Micro, Tiny, Small; Micro", notes=_EXPERTS),
     "hunyuan_v1_dense": Served("Hunyuan 0.5B to 7B"),
     "hunyuan_v1_moe": Served("Hunyuan-A13B", notes=_EXPERTS),
+    "kimi_k2": Served("Kimi K2, its text", notes=_LATENT),
     "laguna": Served("Laguna XS, S, M (poolside)", notes=_EXPERTS),
     "lfm2": Served("LFM2 and LFM2.5, 230M to 2.6B"),
     "lfm2_moe": Served("LFM2 and LFM2.5, 8B-A1B", notes=_EXPERTS),

@@ -31,7 +31,7 @@ CLOSE = 0.8  # a spelling of a served one; below that names say nothing of what 
 QWEN3 = "Qwen3 (qwen3, qwen3_moe)"
 WHY: dict[str, frozenset[str]] = {
     MLA: _names("""
-        axk1 deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 kimi_k25 longcat_flash minicpm3 mistral4 sarvam_mla youtu
+        axk1 kimi_k25 longcat_flash minicpm3 mistral4 sarvam_mla youtu
     """),
     PICKED: _names("""
         axk2 deepseek_v32 deepseek_v4 dots3_note glm5_next glm_moe_dsa hy_v4 hy_v4_vl minimax_m3_vl mistral_large4
@@ -121,14 +121,14 @@ PARTS = _names("""
     token2wav tokenizer transformer vision vit vqgan vqmodel with
 """)
 _TAKE = {
-    "deepseek": "DeepSeek-R1's distillations (qwen2, llama)",
+    "deepseek": "DeepSeek-V3 (deepseek_v3), or R1's distillations (qwen2, llama)",
     "gemma": "Gemma 3 (gemma3, gemma3_text)",
     "cohere": "Command R7B or Command A (cohere2, cohere2_moe)",
     "ernie": "ERNIE 4.5 (ernie4_5, ernie4_5_moe)",
     "exaone": "EXAONE 4 (exaone4, exaone_moe)",
     "glm": "GLM-4.5 to 4.7 (glm4_moe)",
     "granite": "Granite 4 or 3.3 (granitemoehybrid, granite)",
-    "kimi": QWEN3,
+    "kimi": "Kimi K2 (kimi_k2)",
     "llama4": "Llama 3.x (llama)",
     "hunyuan": "Hunyuan (hunyuan_v1_dense, hunyuan_v1_moe)",
     "lfm2": "LFM2 (lfm2, lfm2_moe)",

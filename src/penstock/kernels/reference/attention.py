@@ -37,7 +37,7 @@ def attention(
     sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q [T, H, D] over a layer's KV -> [T, H, V]. The contract is `ops.Attention`; over latent vectors
-    `ops.LatentAttention`."""
+    `ops.AttentionOverLatents`."""
     out = torch.empty((*q.shape[:2], kv.values.shape[3]), dtype=q.dtype, device=q.device)
     rows = inputs.rows
     if plan.decode is not None:
@@ -63,7 +63,7 @@ def latent_store(
 
 
 def latent_attention(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
-    """q [T, H, rank + turning] over a layer's latent vectors -> [T, H, rank]. The contract is `ops.LatentAttention`."""
+    """q [T, H, rank + turning] over a layer's latent vectors -> [T, H, rank]. The contract is `ops.AttentionOverLatents`."""
     return attention(q, kv, inputs, kind, plan)
 
 

@@ -1,0 +1,70 @@
+"""Samples of a model with latent attention are what each is alone: forked, grouped, chunked, preempted, by ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from execute_drive import tiny_model, tiny_runner
+from ranks_together import Together, met
+from sample_drive import Samples, drive, over, requests
+
+from penstock.engine.engine import Engine
+from penstock.errors import UsageError
+from penstock.kernels.state_forms import LatentForm
+from penstock.parallel.layout import Layout
+
+pytestmark = pytest.mark.torch
+
+MODEL: dict[str, Any] = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 2, "num_key_value_heads": 4, "kv_lora_rank": 24,
+    "q_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone() -> Samples:
+    """What each request gives by itself, nothing of it cached."""
+    runner = tiny_runner(**MODEL)
+    found: Samples = {}
+    for request in requests():
+        engine, threads = over(runner, enable_prefix_caching=False)
+        found |= drive(engine, [request], threads)
+    runner.close()
+    return found
+
+
+@pytest.mark.parametrize(("ahead", "tight", "groups"), [(0, False, "always"), (2, True, "off"), (1, True, "always")])
+def test_samples_are_what_they_are_alone(alone: Samples, ahead: int, tight: bool, groups: str) -> None:
+    """Few blocks and tokens a step; rows are preempted all the time."""
+    runner = tiny_runner(**MODEL, **({"blocks": 24, "max_batched_tokens": 24} if tight else {}))
+    engine, threads = over(runner, steps_ahead=ahead, preempt_every=5 if tight else 0, prefix_groups=groups)
+    assert drive(engine, requests(), threads, together=4) == alone
+    stats = engine.scheduler.stats()
+    assert stats["prefix_hit_tokens"] > 0 and (stats["preemptions"] > 5 or not tight)
+    runner.close()
+
+
+def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path) -> None:
+    """Ranks share heads; each has the vectors whole."""
+    layouts = [Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))]
+    runners = [tiny_runner(**MODEL, layout=layout, blocks=60) for layout in layouts]
+    assert [form.block_bytes for form in runners[0]._model.paged_forms] == [32 * 16 * 4] * 2
+    one, threads = over(runners[0], preempt_every=7)
+    engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]
+    assert drive(engine, requests(), threads, together=5) == alone
+    for runner in runners:
+        runner.close()
+
+
+def test_a_gpu_is_refused_in_a_line() -> None:
+    with pytest.raises(UsageError, match="latent attention has kernels for a CPU alone so far: take --device cpu"):
+        tiny_model(**MODEL, device="cuda")
+
+
+def test_memory_counts_one_vector_a_token() -> None:
+    model = tiny_model(**MODEL)
+    assert all(isinstance(form, LatentForm) for form in model.paged_forms)
+    assert [form.block_bytes for form in model.paged_forms] == [(24 + 8) * 4 * 16] * 2

@@ -63,7 +63,7 @@ def latent_store(
 
 
 def latent_attention(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
-    """q [T, H, rank + turning] over a layer's latent vectors -> [T, H, rank]. The contract is `ops.AttentionOverLatents`."""
+    """q [T, H, rank + turning] over a layer's vectors -> [T, H, rank]. The contract is `ops.AttentionOverLatents`."""
     return attention(q, kv, inputs, kind, plan)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from penstock.layers.gate_form import GateForm
-from penstock.layers.rope_config import RopeConfig
+from penstock.layers.rope_config import NO_ROPE
 from penstock.models.dense import given_window, past_own_code, read_dense, read_windows
 from penstock.models.experts import GROUPED_ADDED, MoeConfig, build_moe, read_experts, read_sigmoids
 from penstock.models.keys import MOST, Keys
@@ -35,7 +35,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     return MoeConfig(
         **fields,
         windows=windows,
-        ropes=tuple(RopeConfig(kind="none") if window is None else fields["rope"] for window in windows),
+        ropes=tuple(NO_ROPE if window is None else fields["rope"] for window in windows),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=True,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from penstock.layers.rope_config import RopeConfig
+from penstock.layers.rope_config import NO_ROPE, RopeConfig
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense, read_windows
 from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
@@ -54,4 +54,4 @@ def read_cohere(keys: Keys, named: dict[str, Any], eps_named: str, head_dim: int
 
 def ropes(rope: RopeConfig, turns: list[bool]) -> tuple[RopeConfig, ...]:
     """Returns each layer's rope."""
-    return tuple(rope if turn else RopeConfig(kind="none") for turn in turns)
+    return tuple(rope if turn else NO_ROPE for turn in turns)

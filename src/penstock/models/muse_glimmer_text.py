@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.layers.gate_form import GateForm
-from penstock.layers.rope_config import RopeConfig
+from penstock.layers.rope_config import NO_ROPE
 from penstock.models.dense import DenseConfig, given_window, read_dense, read_windows
 from penstock.models.keys import Keys
 
@@ -41,7 +41,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MuseConfig:
     return MuseConfig(
         **fields,
         windows=read_windows(keys, layers, given_window(keys, 2048), lambda layer: slides[layer]),
-        ropes=tuple(rope if theta else RopeConfig(kind="none") for theta in thetas),
+        ropes=tuple(rope if theta else NO_ROPE for theta in thetas),
         qkv_bias=bias,
         o_bias=bias,
         gate=GateForm(name="gate_proj"),

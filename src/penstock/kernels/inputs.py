@@ -23,6 +23,7 @@ class AttentionKind:
     rope: number of its rotary table.   window: a token sees itself and the window - 1 tokens before it; None: all.
     scale: of scores.   softcap: scores become softcap * tanh(score / softcap); None: as they are.
     turned_first: where heads of q and k are normed, they are so once they are turned.
+    value_width: numbers of a value; None: as many as of a key.
     """
 
     heads: int
@@ -33,6 +34,7 @@ class AttentionKind:
     scale: float
     softcap: float | None = None
     turned_first: bool = False
+    value_width: int | None = None
 
 
 @dataclass(slots=True)

@@ -64,12 +64,21 @@ class LatentStore(Protocol):
     """Norms and stores the latent vectors of multi-head latent attention (arXiv:2405.04434), and turns queries.
 
     given `[T, rank + turning]`: a latent vector before its norm, and the key that all heads share, which turns; q
-    `[T, H, still + turning]`, of which the last `turning` are turned in place; norm `[rank]`. plan: what `plan` gave.
+    `[T, H, still + turning]`, of which the last `turning` are turned in place; norm `[rank]`. cos_sin
+    `[max_pos, 2, turning / 2]` float32; the two halves turn together. plan: what `plan` gave.
     At `inputs.slots` lie the normed vector and the turned key, one behind the other.
     """
 
     def __call__(
-        self, given: Tensor, q: Tensor, norm: Tensor, eps: float, inputs: StepInputs, kv: LatentKv, plan: Any
+        self,
+        given: Tensor,
+        q: Tensor,
+        norm: Tensor,
+        eps: float,
+        cos_sin: Tensor,
+        inputs: StepInputs,
+        kv: LatentKv,
+        plan: Any,
     ) -> None: ...
 
 

@@ -58,7 +58,7 @@ class LatentAttention:
         if self.query is not None and self.query_norm is not None:
             q = self.query(ops, self.query_norm.alone(ops, q))
         q = q.reshape(-1, self.kind.heads, s.head)
-        ops.latent_store(given, q, self.norm.weight.value, self.norm.eps, step, kv, plan)
+        ops.latent_store(given, q, self.norm.weight.value, self.norm.eps, self.cos_sin, step, kv, plan)
         q = step.keep(q)
         asked = torch.cat((ops.by_head(q[..., : s.still], self.to_latent), q[..., s.still :]), 2)
         seen = ops.latent_attention(asked, kv, step, self.kind, plan)
@@ -131,7 +131,13 @@ def make_latent_attention(
         query = make.column_linear([(f"{at}.q_b_proj", queries, heads)], query_rank)
         query_norm = make.norm(f"{at}.q_a_layernorm.weight", query_rank, NORM_EPS)
     kind = AttentionKind(
-        heads=own, kv_heads=1, width=s.width, rope=make.rope_number(rope, s.turning), window=None, scale=scale
+        heads=own,
+        kv_heads=1,
+        width=s.width,
+        rope=make.rope_number(rope, s.turning),
+        window=None,
+        scale=scale,
+        value_width=s.rank,
     )
     return LatentAttention(
         at,

@@ -33,7 +33,7 @@ def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.
     prefix = None
     if decode is not None and decode.groups is not None:
         groups = decode.groups.length.shape[0]
-        shape, device = (inputs.rows, kind.heads, kind.width), inputs.positions.device
+        shape, device = (inputs.rows, kind.heads, kind.value_width or kind.width), inputs.positions.device
         prefix = PrefixState.of(shape, dtype, device, kind.kv_heads, groups)
     return KindPlan(decode, prefix)
 

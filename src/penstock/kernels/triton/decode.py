@@ -33,7 +33,7 @@ FEW_PROGRAMS = 512  # that few rows are cut into: what fills an H200
 
 
 @triton.jit
-def _extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
+def extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
     """First and one past the last token that a row's own part sees."""
     end = tl.minimum(tl.load(position + item).to(tl.int32) + 1, capacity)
     first = 0
@@ -97,7 +97,7 @@ def _own(
     head = tl.program_id(0) % KV_HEADS
     item = (tl.program_id(0) // KV_HEADS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)
-    first, end = _extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
+    first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
     begin = first // 16 * 16
     last = end
     split = 0
@@ -160,7 +160,7 @@ def _own(
     do_not_specialize=["capacity", "window", "splits", "split_tokens"],
     do_not_specialize_on_alignment=["position", "skip"],
 )
-def _join(
+def join_parts(
     out,  # [S, H, D]
     part,  # [S, H, splits, D] float32
     part_lse,  # [S, H, splits] float32
@@ -183,7 +183,7 @@ def _join(
     """A row and head that more than one program took: their parts, weighted by what each of them saw."""
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
-    first, end = _extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
+    first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
     tokens = end - first // 16 * 16
     part_tokens = span(tokens, splits, split_tokens, TOKENS)
     if part_tokens < tokens:
@@ -236,7 +236,7 @@ def attend_rows(
     kv_heads = kv.kv_heads
     if window is not None:
         max_tokens = min(max_tokens, window + 15)
-    splits, split_tokens = _splits(count * kv_heads, max_tokens, few_programs)
+    splits, split_tokens = splits_of(count * kv_heads, max_tokens, few_programs)
     tokens, warps, stages = _shape(count * kv_heads, width, kv.eight, processors_of(q.device))
     part, part_lse = out, out
     if splits > 1:
@@ -258,7 +258,7 @@ def attend_rows(
         num_warps=warps, num_stages=stages, launch_pdl=bool(early),
     )  # fmt: skip
     if splits > 1:
-        _join[(count * heads,)](
+        join_parts[(count * heads,)](
             out, part, part_lse, *step, *sizes, splits, split_tokens, out.stride(0), heads, width, pad, skips,
             window is not None, tokens, MOST_SPLITS, 16, num_warps=2,
         )  # fmt: skip
@@ -285,7 +285,7 @@ def _shape(count: int, width: int, eight: int, processors: int) -> tuple[int, in
     return (32, 1, 2) if count >= 1024 else (64, 4, 2)
 
 
-def _splits(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]:
+def splits_of(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]:
     """Programs that share a row, a power of two, and the fewest tokens of one, where `count` programs take a row each.
 
     Few rows are cut until they fill the chip. More rows are faster whole (128 x 384, width 128: 52 us, in two 64), but

@@ -1,0 +1,337 @@
+"""Attention over latent vectors (arXiv:2405.04434): all heads read one vector a token, as its key whole and, the first
+part of it, as its value. A vector is loaded once for scores and answers.
+
+Programs take a tile of queries, each a token x some of its heads, and walk the tokens' vectors: a stretch of a decode
+row's own (`_own`), a group's prefix (`_prefix`), a chunk's (`_prefill`). How work is shared, joined and carried on from
+a prefix is as `decode`, `prefix` and `prefill` have it for keys and values by head.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
+from penstock.kernels.state_forms import LatentKv
+from penstock.kernels.triton.attention import KindPlan
+from penstock.kernels.triton.decode import FEW_PROGRAMS, MOST_SPLITS, extent, join_parts, splits_of
+from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, span
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
+from penstock.kernels.triton.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
+
+_MOST_HEADS = 16  # of a program of a decode row
+_TALL = 64  # queries of a program of a prefix or a chunk, at least
+
+
+@triton.jit
+def _queries(
+    q, row, row_end, part, stride, HEADS: tl.constexpr, HELD: tl.constexpr, QUERIES: tl.constexpr,
+    RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr,
+):  # fmt: skip
+    """A tile of QUERIES: as many rows from `row` on as it holds x HELD heads, the part-th of HEADS -> rows, heads,
+    which there are, and the two parts of the queries [M, RANK_PAD], [M, TURNING_PAD]."""
+    at, lane, turn = tl.arange(0, QUERIES), tl.arange(0, RANK_PAD), tl.arange(0, TURNING_PAD)
+    member, head = row + at // HELD, part * HELD + at % HELD
+    valid = (member < row_end) & (at < QUERIES // HELD * HELD) & (head < HEADS)
+    cell = q + member.to(tl.int64)[:, None] * stride + head[:, None] * (RANK + TURNING)
+    still = tl.load(cell + lane[None, :], mask=valid[:, None] & (lane < RANK)[None, :], other=0.0)
+    turned = tl.load(cell + RANK + turn[None, :], mask=valid[:, None] & (turn < TURNING)[None, :], other=0.0)
+    return member, head, valid, still, turned
+
+
+@triton.jit
+def _walk(
+    still, turned, state_max, state_sum, mixed, vectors, table, begin, end, position, scale, stride_block,
+    TOKENS: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`flash_loop.walk` over vectors, from a block's first token on. A second walk without masks, over what every query
+    sees, would take registers for both: 848 bytes of a thread's lie in memory then, of eight warps."""
+    token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD), tl.arange(0, TURNING_PAD)
+    for at in range(begin, end, TOKENS):
+        where = at + token
+        stored = where < end
+        block = tl.load(table + where // 16, mask=stored, other=0).to(tl.int64)
+        cell = vectors + block * stride_block + where % 16 * (RANK + TURNING)
+        vector = tl.load(cell[:, None] + lane[None, :], mask=stored[:, None] & (lane < RANK)[None, :], other=0.0)
+        key = tl.load(cell[:, None] + RANK + turn[None, :], mask=stored[:, None] & (turn < TURNING)[None, :], other=0.0)
+        scores = tl.dot(turned, tl.trans(key), input_precision=PRECISION)
+        scores = tl.dot(still, tl.trans(vector), scores, input_precision=PRECISION)
+        scores = tl.where(stored[None, :] & (where[None, :] <= position[:, None]), scores, -1e30)
+        larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - larger[:, None])
+        shrink = tl.exp2(state_max - larger)
+        state_sum = state_sum * shrink + tl.sum(weights, 1)
+        mixed = tl.dot(weights.to(vector.dtype), vector, mixed * shrink[:, None], input_precision=PRECISION)
+        state_max = larger
+    return state_max, state_sum, mixed
+
+
+@triton.jit(
+    do_not_specialize=["groups", "splits", "stride_blocks"],
+    do_not_specialize_on_alignment=["start", "blocks", "length"],
+)
+def _prefix(
+    q, vectors, answer, lse, start, blocks, length, groups, splits, scale, stride_q, stride_block, stride_blocks,
+    HEADS: tl.constexpr, HELD: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
+    PART_TOKENS: tl.constexpr, PART_TILE: tl.constexpr, EACH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Leaves the answer over each part of a group's prefix [S, H, splits, RANK] and its log-sum-exp [S, H, splits].
+    PARTS: programs that take the heads of a tile."""
+    part = tl.program_id(0) % PARTS
+    group, row = owner(start, groups, tl.program_id(0) // PARTS, QUERIES // HELD, EACH)
+    row_end, whole = tl.load(start + group + 1), tl.load(length + group)
+    split = tl.program_id(1)
+    stretch = span(whole, splits, PART_TOKENS, PART_TILE)
+    begin = split * stretch
+    end = tl.minimum(begin + stretch, whole)
+    if row < row_end and begin < end:
+        member, head, valid, still, turned = _queries(
+            q, row, row_end, part, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD, TURNING_PAD
+        )
+        state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
+        last = tl.full([QUERIES], 2**30, tl.int32)
+        table = blocks + group.to(tl.int64) * stride_blocks
+        state_max, state_sum, mixed = _walk(
+            still, turned, state_max, state_sum, mixed, vectors, table, begin, end, last, scale, stride_block,
+            TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+        )  # fmt: skip
+        lane = tl.arange(0, RANK_PAD)
+        place = (member.to(tl.int64) * HEADS + head) * splits + split
+        there = valid[:, None] & (lane < RANK)[None, :]
+        tl.store(answer + place[:, None] * RANK + lane[None, :], mixed / state_sum[:, None], mask=there)
+        tl.store(lse + place, state_max + tl.log2(state_sum), mask=valid)
+
+
+@triton.jit(
+    do_not_specialize=["capacity", "splits", "split_tokens", "prefix_splits", "stride_blocks"],
+    do_not_specialize_on_alignment=["rows", "blocks", "position", "skip"],
+)
+def _own(
+    q, vectors, out, answer, lse, part, part_lse, blocks, rows, position, skip, capacity, scale, splits, split_tokens,
+    prefix_splits, stride_q, stride_block, stride_blocks, HEADS: tl.constexpr, HELD: tl.constexpr,
+    QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr, SKIPS: tl.constexpr,
+    PREFIX_PARTS: tl.constexpr, PART_TOKENS: tl.constexpr, PART_TILE: tl.constexpr, SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A stretch of a decode row's own tokens, carried on from its group's prefix by the first that shares the row."""
+    heads = tl.program_id(0) % PARTS
+    item = (tl.program_id(0) // PARTS).to(tl.int64)
+    row = tl.load(rows + item).to(tl.int64)
+    first, end = extent(position, skip, item, capacity, 0, SKIPS, False)
+    begin, last, split, alone = first, end, 0, True
+    if SPLIT:
+        split = tl.program_id(1)
+        stretch = span(end - begin, splits, split_tokens, TOKENS)
+        alone = stretch >= end - begin
+        begin += split * stretch
+        last = tl.minimum(begin + stretch, end)
+    if (begin < end) | (split == 0):
+        _, head, valid, still, turned = _queries(
+            q, item.to(tl.int32), item.to(tl.int32) + 1, heads, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD,
+            TURNING_PAD,
+        )  # fmt: skip
+        lane = tl.arange(0, RANK_PAD)
+        there = valid[:, None] & (lane < RANK)[None, :]
+        state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
+        if SKIPS and (first > 0) & (split == 0):
+            place = (item * HEADS + head) * prefix_splits
+            used = 1
+            if PREFIX_PARTS > 1:
+                used = tl.cdiv(first, span(first, prefix_splits, PART_TOKENS, PART_TILE))
+            for at in tl.static_range(PREFIX_PARTS):
+                here = valid & (at < used)
+                seen = tl.load(lse + place + at, mask=here, other=-1e30)
+                each = tl.load(
+                    answer + (place + at)[:, None] * RANK + lane[None, :], mask=there & here[:, None], other=0.0
+                )
+                larger = tl.maximum(state_max, seen)
+                share, shrink = tl.exp2(seen - larger), tl.exp2(state_max - larger)
+                state_sum = state_sum * shrink + tl.where(here, share, 0.0)
+                mixed = mixed * shrink[:, None] + each * share[:, None]
+                state_max = larger
+        table = blocks + row * stride_blocks
+        everything = tl.full([QUERIES], 2**30, tl.int32)
+        state_max, state_sum, mixed = _walk(
+            still, turned, state_max, state_sum, mixed, vectors, table, begin, last, everything, scale, stride_block,
+            TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+        )  # fmt: skip
+        mixed /= state_sum[:, None]
+        if alone:
+            to = out + (item * HEADS + head)[:, None] * RANK + lane[None, :]
+            tl.store(to, mixed.to(out.dtype.element_ty), mask=there)
+        elif SPLIT:
+            place = (item * HEADS + head) * splits + split
+            tl.store(part + place[:, None] * RANK + lane[None, :], mixed, mask=there)
+            tl.store(part_lse + place, state_max + tl.log2(state_sum), mask=valid)
+
+
+@triton.jit(
+    do_not_specialize=["chunks", "tiles", "stride_blocks"],
+    do_not_specialize_on_alignment=["start", "context", "blocks"],
+)
+def _prefill(
+    q, vectors, out, start, context, blocks, chunks, tiles, scale, stride_q, stride_block, stride_blocks,
+    HEADS: tl.constexpr, HELD: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of a chunk's tokens, each over its prompt up to itself."""
+    ROWS: tl.constexpr = QUERIES // HELD
+    part = tl.program_id(0) % PARTS
+    chunk, row = owner(start, chunks, tiles - 1 - tl.program_id(0) // PARTS, ROWS)
+    chunk_start, chunk_end = tl.load(start + chunk), tl.load(start + chunk + 1)
+    ahead = tl.load(context + chunk)
+    if row < chunk_end:
+        member, head, valid, still, turned = _queries(
+            q, row, chunk_end, part, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD, TURNING_PAD
+        )
+        lowest = ahead + row - chunk_start
+        end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
+        position = tl.minimum(lowest + member - row, end - 1)
+        state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
+        table = blocks + chunk.to(tl.int64) * stride_blocks
+        state_max, state_sum, mixed = _walk(
+            still, turned, state_max, state_sum, mixed, vectors, table, 0, end, position, scale, stride_block, TOKENS,
+            RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+        )  # fmt: skip
+        lane = tl.arange(0, RANK_PAD)
+        to = out + (member.to(tl.int64) * HEADS + head)[:, None] * RANK + lane[None, :]
+        mixed /= state_sum[:, None]
+        tl.store(to, mixed.to(out.dtype.element_ty), mask=valid[:, None] & (lane < RANK)[None, :])
+
+
+@triton.jit
+def _store(
+    given, q, norm, vectors, slots, positions, cos_sin, eps, stride_given, stride_q, stride_block,
+    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, STILL: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
+    HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+):  # fmt: skip
+    """A program a token: its vector is normed and stored, its key and the queries of all heads are turned."""
+    token = tl.program_id(0).to(tl.int64)
+    slot, position = tl.load(slots + token).to(tl.int64), tl.load(positions + token).to(tl.int64)
+    to = vectors + slot // 16 * stride_block + slot % 16 * (RANK + 2 * HALF)
+    dtype: tl.constexpr = given.dtype.element_ty
+    lane, half = tl.arange(0, RANK_PAD), tl.arange(0, HALF_PAD)
+    inside, there = lane < RANK, half < HALF
+    full = tl.load(given + token * stride_given + lane, mask=inside, other=0.0).to(tl.float32)
+    normed = (full * tl.rsqrt(tl.sum(full * full, 0) / RANK + eps)).to(dtype).to(tl.float32)
+    normed *= tl.load(norm + lane, mask=inside, other=0.0).to(tl.float32)
+    tl.store(to + lane, normed.to(vectors.dtype.element_ty), mask=inside)
+    cos = tl.load(cos_sin + position * (2 * HALF) + half, mask=there, other=1.0)
+    sin = tl.load(cos_sin + position * (2 * HALF) + HALF + half, mask=there, other=0.0)
+    key = given + token * stride_given + RANK + half
+    a, b = tl.load(key, mask=there, other=0.0).to(tl.float32), tl.load(key + HALF, mask=there, other=0.0).to(tl.float32)
+    tl.store(to + RANK + half, (a * cos - b * sin).to(dtype), mask=there)
+    tl.store(to + RANK + HALF + half, (b * cos + a * sin).to(dtype), mask=there)
+    head = tl.arange(0, HEADS_PAD)[:, None]
+    cell = q + token * stride_q + head * (STILL + 2 * HALF) + STILL + half[None, :]
+    of_head = (head < HEADS) & there[None, :]
+    a = tl.load(cell, mask=of_head, other=0.0).to(tl.float32)
+    b = tl.load(cell + HALF, mask=of_head, other=0.0).to(tl.float32)
+    tl.store(cell, (a * cos[None, :] - b * sin[None, :]).to(dtype), mask=of_head)
+    tl.store(cell + HALF, (b * cos[None, :] + a * sin[None, :]).to(dtype), mask=of_head)
+
+
+def latent_store(
+    given: Tensor, q: Tensor, norm: Tensor, eps: float, cos_sin: Tensor, inputs: StepInputs, kv: LatentKv, plan: object
+) -> None:
+    """given [T, rank + turning], q [T, H, still + turning], turned in place. The contract is `ops.LatentStore`."""
+    (tokens, heads, width), rank, turning = q.shape, norm.shape[0], given.shape[1] - norm.shape[0]
+    assert q.stride()[1:] == (width, 1) and given.stride(1) == 1
+    if tokens:
+        _store[(tokens,)](
+            given, q, norm, kv.latent, inputs.slots, inputs.positions, cos_sin, eps, given.stride(0), q.stride(0),
+            kv.latent.stride(0), HEADS=heads, HEADS_PAD=next_power_of_2(heads), STILL=width - turning, RANK=rank,
+            RANK_PAD=next_power_of_2(rank), HALF=turning // 2, HALF_PAD=next_power_of_2(turning // 2), num_warps=4,
+        )  # fmt: skip
+
+
+def latent_attention(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
+    """q [T, H, rank + turning] over a layer's vectors -> [T, H, rank]. The contract is `ops.AttentionOverLatents`."""
+    q = q if q.is_contiguous() else q.contiguous()
+    rank, rows = kv.value_width, inputs.rows
+    out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
+    if (decode := plan.decode) is not None:
+        _attend_prefixes(q[:rows], kv, decode, kind, plan)
+        _attend_rows(q[:rows], kv, decode, kind, plan, out[:rows])
+    if inputs.prefill is not None and q.shape[0] > rows:
+        chunks = inputs.prefill
+        count, (held, queries), tokens = chunks.context.shape[0], _tile(kind.heads), _tokens(q)
+        tiles = (q.shape[0] - rows) // (queries // held) + count
+        parts = cdiv(kind.heads, held)
+        _prefill[(tiles * parts,)](
+            q[rows:], kv.latent, out[rows:], chunks.start, chunks.context, chunks.block_table, count, tiles,
+            kind.scale * LOG2_E, q.stride(0), kv.latent.stride(0), chunks.block_table.stride(0), HEADS=kind.heads,
+            HELD=held, QUERIES=queries, **_widths(kv), TOKENS=tokens, PARTS=parts, **_how(q, 8),
+        )  # fmt: skip
+    return out
+
+
+def _attend_prefixes(q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: AttentionKind, plan: KindPlan) -> None:
+    groups, state = decode.groups, plan.prefix
+    if groups is None or state is None:
+        return
+    count, (held, queries) = groups.length.shape[0], _tile(kind.heads)
+    tiles, parts = q.shape[0] // (queries // held) + count, cdiv(kind.heads, held)
+    _prefix[(tiles * parts, state.splits)](
+        q, kv.latent, state.answer, state.lse, groups.start, groups.blocks, groups.length, count, state.splits,
+        kind.scale * LOG2_E, q.stride(0), kv.latent.stride(0), groups.blocks.stride(0), HEADS=kind.heads, HELD=held,
+        QUERIES=queries, **_widths(kv), TOKENS=_tokens(q), PARTS=parts, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE,
+        EACH=EACH, **_how(q, 8),
+    )  # fmt: skip
+
+
+def _attend_rows(
+    q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: AttentionKind, plan: KindPlan, out: Tensor
+) -> None:
+    count, heads, rank, state = q.shape[0], kind.heads, kv.value_width, plan.prefix
+    held = min(_MOST_HEADS, next_power_of_2(heads))
+    parts = cdiv(heads, held)
+    splits, split_tokens = splits_of(count * parts, decode.max_own, FEW_PROGRAMS)
+    part, part_lse = out, out
+    if splits > 1:
+        part = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=q.device)
+        part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
+    answer, lse, prefix_splits = (out, out, 1) if state is None else (state.answer, state.lse, state.splits)
+    skips, tokens = state is not None, _tokens(q)
+    step = (decode.position, decode.skip if skips else decode.rows)
+    capacity = decode.table.shape[1] * 16
+    _own[(count * parts, splits)](
+        q, kv.latent, out, answer, lse, part, part_lse, decode.table, decode.rows, *step, capacity,
+        kind.scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), kv.latent.stride(0),
+        decode.table.stride(0), HEADS=heads, HELD=held, QUERIES=16, **_widths(kv), TOKENS=tokens, PARTS=parts,
+        SKIPS=skips, PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS, PART_TOKENS=PART_TOKENS,
+        PART_TILE=PART_TILE, SPLIT=splits > 1, **_how(q, 8),
+    )  # fmt: skip
+    if splits > 1:
+        join_parts[(count * heads,)](
+            out, part, part_lse, *step, capacity, 0, splits, split_tokens, out.stride(0), heads, rank,
+            next_power_of_2(rank), skips, False, tokens, MOST_SPLITS, 8, num_warps=4,
+        )  # fmt: skip
+
+
+def _tile(heads: int) -> tuple[int, int]:
+    """Returns the heads of a token that a tile holds, and its queries."""
+    held = heads if heads <= _TALL else _TALL // 2 if heads % _TALL else _TALL
+    return held, max(_TALL, next_power_of_2(held))
+
+
+def _tokens(q: Tensor) -> int:
+    """Returns the tokens of a tile: what a program's shared memory holds beside its queries."""
+    return 16 if q.dtype == torch.float32 else 32
+
+
+def _widths(kv: LatentKv) -> dict[str, int]:
+    rank, turning = kv.value_width, kv.latent.shape[2] - kv.value_width
+    pads = {"RANK_PAD": max(16, next_power_of_2(rank)), "TURNING_PAD": max(16, next_power_of_2(turning))}
+    return {"RANK": rank, "TURNING": turning, **pads}
+
+
+def _how(q: Tensor, warps: int) -> dict[str, object]:
+    wide = q.dtype == torch.float32
+    return {"PRECISION": "ieee" if wide else "tf32", "num_warps": warps, "num_stages": 1 if wide else 2}

@@ -113,6 +113,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "DeepseekV2": {"num_key_value_heads": 4},
     "DeepseekV3": {"num_key_value_heads": 4},
     "Glm4MoeLite": {"num_key_value_heads": 4},
+    "Mistral4": {"num_key_value_heads": 4},
     "Dots1": DOTS1,
     "Lfm2Moe": {"layer_types": CONV_LAST},
     "Glm4": {"eos_token_id": []},
@@ -351,6 +352,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm-4.7-flash": (
         "Glm4MoeLite", DEEPSEEK | {"mlp_layer_types": ["sparse", "dense", "sparse"], "v_head_dim": 24, "n_group": 1}
         | {"topk_group": 1},
+    ),
+    "mistral-4": (
+        "Mistral4", DEEPSEEK | {"first_k_dense_replace": 1, "n_group": 3, "topk_group": 2}
+        | {"rope_parameters": GROWTH | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-mha": ("GptOss", GPT_OSS | {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 50}),

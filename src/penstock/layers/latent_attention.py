@@ -44,6 +44,7 @@ class LatentAttention:
     up: Linear  # [heads * (still + value), rank]
     out: Linear  # [d, heads * value]
     pairs: bool  # neighbours turn together: even numbers are put in front of odd ones
+    query_scale: Tensor | None  # [positions]: what a query is multiplied by where it stands
     to_latent: Tensor = field(init=False)  # [heads, rank, still]
     from_latent: Tensor = field(init=False)  # [heads, value, rank]
 
@@ -61,6 +62,8 @@ class LatentAttention:
         ops.latent_store(given, q, self.norm.weight.value, self.norm.eps, self.cos_sin, step, kv, plan)
         q = step.keep(q)
         asked = torch.cat((ops.by_head(q[..., : s.still], self.to_latent), q[..., s.still :]), 2)
+        if self.query_scale is not None:
+            asked.mul_(self.query_scale.index_select(0, step.keep(step.positions))[:, None, None])
         seen = ops.latent_attention(asked, kv, step, self.kind, plan)
         return self.out(ops, ops.by_head(seen, self.from_latent).flatten(1))
 
@@ -112,11 +115,12 @@ class LatentAttention:
 
 def make_latent_attention(
     make: Maker, at: str, hidden: int, heads: int, sizes: LatentSizes, rope: RopeConfig, *, scale: float,
-    query_rank: int | None, pairs: bool, bias: bool = False,
+    query_rank: int | None, pairs: bool, bias: bool = False, query_growth: float = 0.0,
 ) -> LatentAttention:  # fmt: skip
     """Makes a layer of a checkpoint's q_proj, or q_a_proj, q_a_layernorm and q_b_proj (query_rank), kv_a_proj_with_mqa,
     kv_a_layernorm, kv_b_proj and o_proj. at: the name before them.   heads: over all ranks, which share them; each has
-    the vectors whole.   scale: of scores.   pairs: as LatentAttention has it.   bias: of what reads x, and o_proj."""
+    the vectors whole.   scale: of scores.   pairs: as LatentAttention has it.   bias: of what reads x, and o_proj.
+    query_growth: of queries beyond the rope's original context."""
     if make.device.type == "cuda":
         raise UsageError(
             "latent attention has kernels for a CPU alone so far: take --device cpu, or another model", param="device"
@@ -152,4 +156,5 @@ def make_latent_attention(
         make.column_linear([(f"{at}.kv_b_proj", heads * (s.still + s.value), heads)], s.rank),
         make.row_linear(f"{at}.o_proj", hidden, heads * s.value, heads, bias=bias),
         pairs,
+        make.query_scale(rope, query_growth),
     )

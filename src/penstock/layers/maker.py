@@ -171,7 +171,7 @@ class Maker:
             k_norm,
             between,
             lanes(rope, width),
-            self._query_scale(rope, query_growth),
+            self.query_scale(rope, query_growth),
             self._sinks(at, heads) if sinks else None,
             gate,
             opening,
@@ -289,7 +289,7 @@ class Maker:
             return Part(name, (vocabulary, size))
         return Part(name, (vocabulary, size), 0, self.layout.size, self.layout.rank, TILE)
 
-    def _query_scale(self, rope: RopeConfig, growth: float) -> Tensor | None:
+    def query_scale(self, rope: RopeConfig, growth: float) -> Tensor | None:
         """What queries of each position are multiplied by; None: all by 1, as within the original context."""
         if growth == 0.0 or self.positions <= rope.original_context:
             return None

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense
 from penstock.models.keys import Keys
-from penstock.models.rope_keys import need_rope, read_rope
+from penstock.models.rope_keys import need_rope
 
 ARCHITECTURE = "Ministral3ForCausalLM"
 build = build_dense
@@ -17,22 +17,27 @@ build = build_dense
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     """Reads config.json."""
-    growth = 0.0
-
-    def rope_of(keys: Keys, positions: int, width: int) -> RopeConfig:
-        nonlocal growth
-        given = keys.rest.get("rope_parameters")
-        if isinstance(given, dict):
-            rope = Keys(given, keys.where)
-            growth = rope.number("llama_4_scaling_beta", 0.0, low=0.0)
-            rope.take("max_position_embeddings", None)  # once more
-            keys.rest["rope_parameters"] = rope.rest
-        return read_rope(keys, positions, width)
-
     need_rope(keys)
-    fields = read_dense(keys, named, head_dim=128, eps=1e-5, rope_of=rope_of)
-    rope = fields["rope"]
-    if growth and not rope.original_context:
-        raise keys.fail(f"llama_4_scaling_beta needs original_max_position_embeddings: rope_type {rope.kind} has none")
+    growth = take_growth(keys)
+    fields = read_dense(keys, named, head_dim=128, eps=1e-5)
+    check_growth(keys, growth, fields["rope"])
     windows = (given_window(keys, None),) * fields["num_layers"]
     return DenseConfig(**fields, windows=windows, query_growth=growth)
+
+
+def take_growth(keys: Keys) -> float:
+    """Reads how queries grow out of the rope's keys."""
+    given = keys.rest.get("rope_parameters")
+    if not isinstance(given, dict):
+        return 0.0
+    rope = Keys(given, keys.where)
+    growth: float = rope.number("llama_4_scaling_beta", 0.0, low=0.0)
+    rope.take("max_position_embeddings", None)  # once more
+    keys.rest["rope_parameters"] = rope.rest
+    return growth
+
+
+def check_growth(keys: Keys, growth: float, rope: RopeConfig) -> None:
+    """Refuses queries that grow from nowhere on."""
+    if growth and not rope.original_context:
+        raise keys.fail(f"llama_4_scaling_beta needs original_max_position_embeddings: rope_type {rope.kind} has none")

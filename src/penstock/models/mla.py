@@ -36,10 +36,12 @@ class MlaConfig(MoeConfig):
 
 
 def read_mla(
-    keys: Keys, named: dict[str, Any], absent: LatentSizes, query_rank: int, *, eps: float = 1e-6
-) -> dict[str, Any]:
+    keys: Keys, named: dict[str, Any], absent: LatentSizes, query_rank: int, *, eps: float = 1e-6,
+    whole_heads: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Reads the fields of MlaConfig but for experts, windows and pairs. absent: widths where the file is silent.
-    query_rank: where it is; a null there means none."""
+    query_rank: where it is; a null there means none. whole_heads: head_dim is a whole query's, of which a part turns;
+    else what turns."""
     keys.past(moe_layer_freq=1)
     for name in _TRAINED:
         keys.take(name, None)
@@ -51,7 +53,11 @@ def read_mla(
     )
     if sizes.turning % 2:
         raise keys.fail(f"qk_rope_head_dim ({sizes.turning}) is odd: rotary positions need pairs")
-    keys.past(head_dim=sizes.turning, qk_head_dim=sizes.head)
+    keys.past(head_dim=sizes.head if whole_heads else sizes.turning, qk_head_dim=sizes.head)
+    if whole_heads and isinstance(keys.rest.get("rope_parameters"), dict):
+        rope = Keys(keys.rest["rope_parameters"], keys.where)
+        rope.past(partial_rotary_factor=sizes.turning / sizes.head)
+        keys.rest["rope_parameters"] = rope.rest
     rank = keys.count("q_lora_rank", None if "q_lora_rank" in keys.rest else query_rank, high=MOST_RANK)
     fields = read_dense(
         keys, named, head_dim=sizes.turning, kv_heads_default_to_heads=True, eps=eps, rope_of=partial(_rope, sizes)
@@ -93,7 +99,7 @@ def build_mla(config: MlaConfig, make: Maker, *, correction: str | None = "gate.
         assert c.score_scale is not None, "read_mla says it"
         return make_latent_attention(
             make, at, c.hidden_size, c.heads, c.latent, c.rope, scale=c.score_scale, query_rank=c.query_rank,
-            pairs=c.pairs, bias=c.bias,
+            pairs=c.pairs, bias=c.bias, query_growth=c.query_growth,
         )  # fmt: skip
 
     return build_moe(c, make, mixer=mixer, correction=correction)

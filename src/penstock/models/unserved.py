@@ -31,7 +31,7 @@ CLOSE = 0.8  # a spelling of a served one; below that names say nothing of what 
 QWEN3 = "Qwen3 (qwen3, qwen3_moe)"
 WHY: dict[str, frozenset[str]] = {
     MLA: _names("""
-        axk1 kimi_k25 longcat_flash minicpm3 mistral4 sarvam_mla youtu
+        axk1 kimi_k25 longcat_flash minicpm3 sarvam_mla youtu
     """),
     PICKED: _names("""
         axk2 deepseek_v32 deepseek_v4 dots3_note glm5_next glm_moe_dsa hy_v4 hy_v4_vl minimax_m3_vl mistral_large4

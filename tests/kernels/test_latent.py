@@ -3,20 +3,19 @@ interpreter. What is stored is the normed vector and the turned key."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 from attention_cases import MIXED, of_columns
-from kernels_naive import Case, make_case
+from kernels_naive import make_case
+from latent_cases import of_latents, right
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.inputs import StepInputs
 from penstock.kernels.reference import attention as planned_plain
 from penstock.kernels.reference import latent as plain
-from penstock.kernels.state_forms import LatentKv
 from penstock.kernels.triton import attention as planned
 from penstock.kernels.triton import latent as triton
 
@@ -31,29 +30,6 @@ CASES: dict[str, dict[str, Any]] = {
     "long prefixes, in parts": {"lengths": [420, 401, 300, 289, 291, 17], "groups": [(2, 400), (3, 288)]},
     "20 heads": {**MIXED, "heads": 20},
 }
-
-
-def of_latents(case: Case, rank: int, turning: int) -> tuple[Case, LatentKv, AttentionKind]:
-    """The same step over vectors, with queries of their width."""
-    draw = torch.Generator().manual_seed(3)
-    tokens, heads, _ = case.q.shape
-    kv = LatentKv(torch.randn(case.kv.shape[0], 16, rank + turning, generator=draw), rank)
-    q = torch.randn(tokens, heads, rank + turning, generator=draw)
-    kind = AttentionKind(
-        heads=heads, kv_heads=1, width=rank + turning, rope=0, window=None, scale=0.3, value_width=rank
-    )
-    return replace(case, q=q), kv, kind
-
-
-def right(case: Case, kv: LatentKv, scale: float) -> Tensor:
-    """A token at a time, in fp64."""
-    found = []
-    for token, position in enumerate(case.positions):
-        seen = torch.arange(position + 1)
-        vectors = kv.latent[case.tables[token].long()[seen // 16], seen % 16].double()
-        weights = torch.softmax(case.q[token].double() @ vectors.T * scale, -1)
-        found.append(weights @ vectors[:, : kv.value_width])
-    return torch.stack(found)
 
 
 @pytest.mark.parametrize("name", CASES)

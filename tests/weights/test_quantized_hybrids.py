@@ -1,5 +1,5 @@
-"""Hybrids as they are published in float8: blocks of 128 x 128 or a scale a row, and a list of what stayed wide. They
-say what the same model says whose matrices are what those numbers are worth."""
+"""Hybrids and latent attention as they are published in float8: blocks of 128 x 128 or a scale a row, and a list of
+what stayed wide. They say what the same model says whose matrices are what those numbers are worth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_cases import CASES, make_folder
+from family_cases import CASES, heads, make_folder
 from paged_cache import PagedCache
 from quantized_forms import HF_FP8, Stored, compressed, floats, fp8_blocks, fp8_rows
 from safetensors.torch import load_file, save_file
@@ -29,6 +29,13 @@ LISTED = [
 LISTED += [f"model.layers.{layer}.mlp.{name}" for layer in range(3) for name in ("gate", "shared_expert_gate")]
 QWEN = HF_FP8 | {"modules_to_not_convert": ["lm_head", "model.embed_tokens", *LISTED]}
 ROWS = compressed(floats("channel"), "float-quantized") | {"ignore": ["lm_head", "re:.*mixer.gate$", "re:.*conv1d"]}
+
+LATENT = (
+    "DeepseekV3",
+    heads(4, 4, 64) | {"kv_lora_rank": 96, "q_lora_rank": 128, "qk_rope_head_dim": 16, "qk_nope_head_dim": 48}
+    | {"v_head_dim": 40, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2}
+    | {"moe_intermediate_size": 48, "first_k_dense_replace": 1, "n_shared_experts": 1, "num_mtp_layers": 0},
+)  # fmt: skip
 
 
 def blocks(out: int, into: int, seed: int) -> Stored:
@@ -75,12 +82,13 @@ def logits(folder: Path) -> Tensor:
         ("qwen3_5_moe 4/2 of 64", blocks, QWEN),
         ("nemotron_h 4/2 of 64", rows, ROWS),
         ("falcon_h1 4/2 of 32", rows, ROWS),
+        ("latent", blocks, HF_FP8),
     ],
 )
 def test_a_hybrid_in_float8_says_what_its_numbers_are_worth(
     name: str, form: Any, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    wide = make_folder(CASES[name], tmp_path / "wide")
+    wide = make_folder(LATENT if name == "latent" else CASES[name], tmp_path / "wide")
     before = logits(wide)
     found, right = logits(quantized(wide, tmp_path / "eight", form, config)), logits(wide)
     torch.testing.assert_close(found, right, rtol=0, atol=2e-4 * float(right.abs().max()))

@@ -75,19 +75,19 @@ class LatentAttention:
         yield self.into
         if self.query is not None:
             yield self.query
-        yield from (self.up, self.out)
+        yield self.out  # what `up` is made into every token goes through, head by head, in the model's dtype
 
     def weights(self) -> Iterator[Weight]:
         yield self.norm.weight
         if self.query_norm is not None:
             yield self.query_norm.weight
-        for matrix in self.matrices():
+        for matrix in (*self.matrices(), self.up):
             yield from matrix.weights()
 
     def prepare(self, ops: Ops) -> None:
         if self.pairs:
             self._reorder()
-        for matrix in self.matrices():
+        for matrix in (*self.matrices(), self.up):
             matrix.prepare(ops)
         s = self.sizes
         one = torch.eye(s.rank, dtype=ops.dtype, device=self.cos_sin.device)

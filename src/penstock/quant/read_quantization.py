@@ -80,7 +80,8 @@ def _fp8(told: ToldObject) -> StoredQuantization:
         raise told.fail(f"weight_block_size {shown(size)} is not read, only [128, 128] or null: {INSTEAD}")
     told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")  # scale_fmt: of activations
     ignored = told.names("modules_to_not_convert", "ignored_layers")
-    return StoredQuantization("fp8", (Targets(("Linear",), form),), (*ignored, "lm_head"), by_part=True)
+    ignored = (*ignored, "lm_head", "gate")  # DeepSeek leaves routers as they are, and doesn't say so
+    return StoredQuantization("fp8", (Targets(("Linear",), form),), ignored, by_part=True)
 
 
 def _mxfp4(told: ToldObject) -> StoredQuantization:

@@ -82,6 +82,7 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         ({"id": "a", "prompt": []}, "Expected `array` of length >= 1 - at `$.prompt`"),
         (batch(prompt=["x", "y"]), "Expected `int`, got `str`"),
         ({"id": "a", "prompt": "x", "temprature": 1}, "unknown field `temprature`"),
+        ({"id": "a", "prompt": "x", "answer": "5"}, "`answer`: leave it out, or let the column through to OUT by --k"),
         ({"id": "a", "prompt": "x", "prompt_logprobs": 1}, "unknown field `prompt_logprobs`"),
         ({"id": "a", "prompt": "x", "temperature": -1}, "temperature must be between"),
         ({"id": "a", "prompt": "x", "n": 0}, "n must be between"),

@@ -175,7 +175,7 @@ def test_keys_are_sent(tokenizer: Tokenizer, tmp_path: Path) -> None:
         path = written(tmp_path, [line("a")])
         assert submit(Remote(server.url, "secret"), path, None).startswith("batch_")
         for key in (None, "another"):
-            with pytest.raises(RemoteError, match="wants another API key: give --api-key, or set PENSTOCK_API_KEY"):
+            with pytest.raises(RemoteError, match="set PENSTOCK_API_KEY, or OPENAI_API_KEY"):
                 submit(Remote(server.url, key), path, None)
 
 

@@ -217,6 +217,7 @@ def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MOD
 
 
 _OWN, _LINE = frozenset(OwnRow.__struct_fields__), frozenset(BatchLine.__struct_fields__)
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 
 
 def _without(row: dict[str, Any], keep: tuple[str, ...], form: frozenset[str]) -> dict[str, Any]:
@@ -245,7 +246,14 @@ def _carried(row: Any, keep: tuple[str, ...]) -> dict[str, Any]:
 
 def _own_row(row: dict[str, Any], seed: int) -> Row:
     """Raises UsageError, msgspec.ValidationError."""
-    own: Any = msgspec.convert(row, OwnRow)
+    beside = next((name for name in row if name not in _OWN and name not in _SAMPLING), None)
+    try:
+        own: Any = msgspec.convert(row, OwnRow)
+    except msgspec.ValidationError as error:
+        if beside is None or f"unknown field `{beside}`" not in str(error):
+            raise
+        way = f"leave it out, or let the column through to OUT by --keep {beside[:80]}"
+        raise UsageError(f"{reason_of(error)}: {way}") from error
     if (own.prompt is None) == (own.messages is None):
         raise UsageError("a row has either prompt or messages")
     chat = {name: row[name] for name in OPTIONS if row.get(name) is not None}

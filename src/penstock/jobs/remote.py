@@ -137,7 +137,9 @@ class Remote:
                 ) from error
             if answer.status == 401:
                 raise RemoteError(
-                    f"{self.url} wants another API key: give --api-key, or set PENSTOCK_API_KEY", status=401
+                    f"{self.url} wants another API key: give --api-key, or set PENSTOCK_API_KEY, or "
+                    "OPENAI_API_KEY, which is read where the others are missing",
+                    status=401,
                 )
             if answer.status != 200:
                 raise RemoteError(_refusal(answer), status=answer.status)

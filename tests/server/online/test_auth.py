@@ -323,6 +323,7 @@ def test_a_key_file_says_where_and_in_its_own_words(tmp_path: Path, monkeypatch:
     for text, said in [
         (f"{start}{limit[:-1]} = 2", f"unknown field {limit[:-1]}=; it takes name=, key=, sha256=, {limit}="),
         (f"{start}{limit} = 0", f"[[key]] number 1 of the API key file cannot be: Expected int >= 1 - at {limit}="),
+        ('[keys.app]\nkey = "s3cret"', 'write [[key]], and below it name = "app" and key = "..."'),
         (f"{start}s3cret\n", "not TOML in UTF-8 (line 4, column"),
         (f"{start}# \xff", "not TOML in UTF-8 (line 4)"),
         (start.replace("s3cret", " s3cret"), "space: check [[key]] number 1 of the API key file"),

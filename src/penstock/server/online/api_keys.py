@@ -96,7 +96,10 @@ def read_key_file(path: Path) -> list[Key]:
         ) from error
     entries = found.get("key")
     if set(found) != {"key"} or not isinstance(entries, list) or not entries:
-        raise UsageError("the API key file must hold [[key]] tables and nothing else, one at least")
+        raise UsageError(
+            "the API key file must hold [[key]] tables and nothing else, one at least: write [[key]], and below it "
+            'name = "app" and key = "..."'
+        )
     return [_file_key(entry, place) for place, entry in enumerate(entries, 1)]
 
 

@@ -114,6 +114,10 @@ NEEDED: dict[str, dict[str, Any]] = {
     "DeepseekV3": {"num_key_value_heads": 4},
     "Glm4MoeLite": {"num_key_value_heads": 4},
     "Mistral4": {"num_key_value_heads": 4},
+    **{
+        kind: {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        for kind in ("GraniteMoeHybrid", "Qwen3Next", "Qwen3_5MoeText", "Qwen3_5Text")
+    },
     "Dots1": DOTS1,
     "Lfm2Moe": {"layer_types": CONV_LAST},
     "Glm4": {"eos_token_id": []},

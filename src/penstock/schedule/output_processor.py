@@ -79,8 +79,9 @@ class OutputProcessor:
             last, hits = _last_of_each(rows, finish, hits)
             rows, positions, finish, stop_id = rows[last], positions[last], finish[last], stop_id[last]
         self.rows.read_length[rows] = positions
-        ended = rows[finish != GOES_ON].astype(np.int32)
-        news = np.flatnonzero(hits | (finish != GOES_ON))
+        over = finish != GOES_ON
+        ended = rows[np.flatnonzero(over)].astype(np.int32)
+        news = np.flatnonzero(hits | over)
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
         return Read(ended, *given, distrusted, deltas, taken, lives.size - taken)
 
@@ -98,11 +99,12 @@ class OutputProcessor:
         columns = self.rows
         finish = np.full(rows.size, GOES_ON, np.int8)
         stop_id = np.full(rows.size, NO_STOP_ID, np.int32)
-        finish[positions + 1 >= columns.limit.take(rows)] = LENGTH
-        ends = self._eos.take(tokens) & (traits & IGNORES_EOS == 0)
-        finish[ends] = STOP
-        asks = np.flatnonzero((traits & STOP_IDS != 0) & ~ends)
+        finish[np.flatnonzero(columns.limit.take(rows) - positions <= 1)] = LENGTH
+        ends = np.flatnonzero(self._eos.take(tokens))
+        finish[ends[traits[ends] & IGNORES_EOS == 0]] = STOP
+        asks = np.flatnonzero(traits & STOP_IDS)
         if asks.size:
+            asks = asks[finish[asks] != STOP]
             hit = asks[(columns.stop_ids[rows[asks]] == tokens[asks, None]).any(axis=1)]
             finish[hit], stop_id[hit] = STOP, tokens[hit]
             for i in asks[traits[asks] & MORE_STOP_IDS != 0].tolist():

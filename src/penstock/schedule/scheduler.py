@@ -328,6 +328,8 @@ class Scheduler:
 
     def _free_read(self) -> None:
         """Frees what no flight to be read names; preempted rows go back into the queue."""
+        if not self.finisher.waits:
+            return
         rows, blocks = self.deferred.take(self._read)
         self.mask_slots.leave(rows)
         self.preempter.resume(rows[self.rows.state[rows] == PREEMPTED])

@@ -157,6 +157,23 @@ _NEMOTRON = {
     "n_shared_experts": 1, "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
     "mamba_ssm_cache_dtype": "float32",
 }  # fmt: skip
+_MOONLIGHT = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "q_lora_rank": None, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2,
+    "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "norm_topk_prob": True, "routed_scaling_factor": 2.446,
+}  # fmt: skip
+_GLM_FLASH = _MOONLIGHT | {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "model_type": "glm4_moe_lite",
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1536,
+    "routed_scaling_factor": 1.8,
+}
 _LFM2 = {
     "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": False,
     "block_auto_adjust_ff_dim": False, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "rms_norm_eps": None,
@@ -200,6 +217,14 @@ SHAPES = {
         Shape(
             name="nemotron-3-nano", hidden=2688, layers=52, heads=32, kv_heads=2, head_dim=128, intermediate=1856,
             vocab=131_072, tied=False, theta=10_000.0, context=262_144, ends=1024, other=_NEMOTRON,
+        ),
+        Shape(
+            name="moonlight-16b-a3b", hidden=2048, layers=27, heads=16, kv_heads=16, head_dim=64, intermediate=11_264,
+            vocab=163_840, tied=False, theta=50_000.0, context=8192, ends=1280, other=_MOONLIGHT,
+        ),
+        Shape(
+            name="glm-4.7-flash", hidden=2048, layers=47, heads=20, kv_heads=20, head_dim=64, intermediate=10_240,
+            vocab=154_880, tied=False, theta=1_000_000.0, context=202_752, ends=1210, other=_GLM_FLASH,
         ),
         Shape(
             name="lfm2-350m", hidden=1024, layers=16, heads=16, kv_heads=8, head_dim=64, intermediate=4608,

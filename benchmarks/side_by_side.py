@@ -81,7 +81,8 @@ def spread_experts(engine: str, llm: Any) -> None:
     if engine == "vllm":
         llm.apply_model(_spread_modules)
         return
-    matrices = [block.mlp.router.product.matrix for block in llm.engine.runner._model.blocks]
+    parts = [block.mlp for block in llm.engine.runner._model.blocks]  # a model's first ones may be dense
+    matrices = [part.router.product.matrix for part in parts if hasattr(part, "router")]
     _draw([getattr(matrix, "weight", matrix) for matrix in matrices])  # a GPU's has room for its products beside it
 
 

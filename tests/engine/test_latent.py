@@ -11,7 +11,6 @@ from ranks_together import Together, met
 from sample_drive import Samples, drive, over, requests
 
 from penstock.engine.engine import Engine
-from penstock.errors import UsageError
 from penstock.kernels.state_forms import LatentForm
 from penstock.parallel.layout import Layout
 
@@ -57,11 +56,6 @@ def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path) -> No
     assert drive(engine, requests(), threads, together=5) == alone
     for runner in runners:
         runner.close()
-
-
-def test_a_gpu_is_refused_in_a_line() -> None:
-    with pytest.raises(UsageError, match="latent attention has kernels for a CPU alone so far: take --device cpu"):
-        tiny_model(**MODEL, device="cuda")
 
 
 def test_memory_counts_one_vector_a_token() -> None:

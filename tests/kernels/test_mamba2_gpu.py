@@ -17,9 +17,17 @@ pytestmark = [pytest.mark.torch, pytest.mark.skipif(not torch.cuda.is_available(
 # Of the largest answer: bfloat16 rounds x, B, C and what is multiplied on tensor cores, states not at all.
 MOST_OFF = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
 SHAPES = pytest.mark.parametrize(
-    "heads", [Mamba2Heads(16, 64, 2, 128), Mamba2Heads(6, 64, 1, 256), Mamba2Heads(4, 128, 2, 256),
-              Mamba2Heads(3, 80, 1, 96)], ids=str
-)  # fmt: skip
+    "heads",
+    [
+        Mamba2Heads(16, 64, 2, 128),
+        Mamba2Heads(6, 64, 1, 256),
+        Mamba2Heads(4, 128, 2, 256),
+        Mamba2Heads(3, 80, 1, 96),
+        Mamba2Heads(8, 32, 2, 64),  # narrow ones, as the delta rule's
+        Mamba2Heads(4, 16, 1, 32),
+    ],
+    ids=str,
+)
 
 
 @SHAPES

@@ -52,6 +52,11 @@ DELTA = {
 }  # fmt: skip
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 2}
+LATENT = {
+    "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": 48, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32, "v_head_dim": 32, "n_routed_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48, "first_k_dense_replace": 1, "n_shared_experts": 1,
+}  # fmt: skip
 SHARED = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
 
 
@@ -206,7 +211,8 @@ CASES: dict[str, Case] = {
     "seed_oss 4/1 of 128, biases": ("SeedOss", heads(4, 1, 128) | {"attention_out_bias": True, "mlp_bias": True}),
     "exaone4 4/2 of 64, mixed windows": ("Exaone4", heads(4, 2, 64) | {"sliding_window": 37, "num_hidden_layers": 4}),
     "minimax_m2 4/2 of 64, half turns": (
-        "MiniMaxM2", heads(4, 2, 64) | {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 32},
+        "MiniMaxM2", heads(4, 2, 64) | {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 32}
+        | {"partial_rotary_factor": 0.5},  # which transformers before 5.24 does not take from rotary_dim
     ),
     "hunyuan_v1_dense 4/2 of 128, alpha": (
         "HunYuanDenseV1", heads(4, 2, 128)
@@ -236,6 +242,16 @@ CASES: dict[str, Case] = {
     "granite 4/2 of 64": (
         "Granite", heads(4, 2, 64)
         | {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.9, "logits_scaling": 2.5},
+    ),
+    "deepseek_v3 4 of 512 + 64": ("DeepseekV3", LATENT | {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5}),
+    "deepseek_v2 8 of 192 + 32, no rank of queries": (
+        "DeepseekV2", LATENT | {"num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": None}
+        | {"kv_lora_rank": 192, "qk_rope_head_dim": 32, "topk_method": "group_limited_greedy", "n_group": 3}
+        | {"topk_group": 2},
+    ),
+    "glm4_moe_lite 16 of 512 + 64": (
+        "Glm4MoeLite", LATENT | {"num_attention_heads": 16, "num_key_value_heads": 16, "v_head_dim": 64}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "n_group": 1, "topk_group": 1} | THREE,
     ),
     "smollm3 4/1 of 64, every second turns": (
         "SmolLM3", heads(4, 1, 64) | {"no_rope_layers": [1, 0, 1]} | THREE,

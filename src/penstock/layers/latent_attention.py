@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from penstock.errors import UsageError
 from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.latent import LatentSizes
@@ -121,10 +120,6 @@ def make_latent_attention(
     kv_a_layernorm, kv_b_proj and o_proj. at: the name before them.   heads: over all ranks, which share them; each has
     the vectors whole.   scale: of scores.   pairs: as LatentAttention has it.   bias: of what reads x, and o_proj.
     query_growth: of queries beyond the rope's original context."""
-    if make.device.type == "cuda":
-        raise UsageError(
-            "latent attention has kernels for a CPU alone so far: take --device cpu, or another model", param="device"
-        )
     s, cut = sizes, make.layout.share(heads, f"heads of {at}")
     own = heads // cut[0]
     stored, queries = Part(f"{at}.kv_a_proj_with_mqa", (s.width, hidden)), heads * s.head

@@ -19,11 +19,14 @@ from penstock.kernels.triton.short_conv import block_of, convolve_chunks, silu
 
 BLOCK = tl.constexpr(64)  # tokens
 SMALL = tl.constexpr(16)  # of which a block's inverse begins
-# Values of a program that carries a state, and blocks that it has under way. Several chunks are programs enough for a
-# GPU's multiprocessors, so that each may have more. H200: 8 prompts of 1,024 take 178 us so and 368 by the other, one
-# of 8,192 takes 457 and 308.
-_MANY, _FEW = (64, 2), (32, 3)
-_SEVERAL = 4
+# Columns of a product's right side, at least. Narrower ones that come from registers are read wrongly by Hopper's
+# warp group products of Triton 3.6 where no load is under way (16 and 32 columns of bfloat16, answers off by their own
+# size; triton-lang/triton issue 11366, fla-org/flash-linear-attention pull request 988).
+LEAST = 64
+# Values of a program that carries a state, and blocks that it has under way. H200: one prompt of 8,192 tokens takes 253
+# us so, 8 of 1,024 take 174 (by 128 values 508 and 153; by two blocks 372 and 209).
+_PART, _STAGES = 64, 3
+_WIDE = 128  # keys of which one block more under way finds no room in shared memory
 
 
 @triton.jit
@@ -78,13 +81,13 @@ def _inverse(system, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "chunks"])
 def _blocks(
-    mixed, rates, decay, step_bias, start, new_k, new_v, scores, to_q, to_k, totals, rows, chunks, scale, unit_eps,
+    mixed, rates, decay, step_bias, start, new_k, new_v, scores, late_q, late_k, totals, rows, chunks, scale, unit_eps,
     most_rate, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program a block and value head. Writes, for each token: its key and value behind the inverse (new_k, new_v),
-    its scores with the block's tokens, what q and k are multiplied by later, the logarithm of decays since the block
-    began."""
+    its scores with the block's tokens, q as it meets the state before the block (late_q), k as it is added to the state
+    behind it (late_k), the logarithm of decays since the block began."""
     _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
     head = tl.program_id(1)
     if count > 0:
@@ -121,16 +124,18 @@ def _blocks(
         tl.store(new_k + of_head[:, None] * KEY + key[None, :], taken.to(dtype), mask=keys_there)
         tl.store(scores + of_head[:, None] * BLOCK + token[None, :], seen.to(dtype), mask=there[:, None])
         last = tl.sum(tl.where(token == count - 1, total, 0.0))
-        tl.store(to_q + of_head, q_scale * tl.exp(total), mask=there)
-        tl.store(to_k + of_head, k_scale * tl.exp(last - total), mask=there)
+        q = tl.load(of_key, mask=keys_there, other=0.0).to(tl.float32) * (q_scale * tl.exp(total))[:, None]
+        k = tl.load(of_key + KEY_HEADS * KEY, mask=keys_there, other=0.0).to(tl.float32)
+        k *= (k_scale * tl.exp(last - total))[:, None]
+        tl.store(late_q + of_head[:, None] * KEY + key[None, :], q.to(dtype), mask=keys_there)
+        tl.store(late_k + of_head[:, None] * KEY + key[None, :], k.to(dtype), mask=keys_there)
         tl.store(totals + of_head, total, mask=there)
 
 
 @triton.jit
 def _carry(
-    mixed, new_k, new_v, scores, to_q, to_k, totals, start, matrix, slots, out, slot_stride, KEY_HEADS: tl.constexpr,
-    VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    new_k, new_v, scores, late_q, late_k, totals, start, matrix, slots, out, slot_stride, VALUE_HEADS: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program a chunk, value head and VALUES of its values: block by block, the answers and the state behind it."""
     chunk, head = tl.program_id(0), tl.program_id(1)
@@ -138,8 +143,7 @@ def _carry(
     token, key = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     is_key, is_value = key < KEY, value < VALUE
-    channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
-    dtype = mixed.dtype.element_ty
+    dtype = new_k.dtype.element_ty
     held = matrix + tl.load(slots + chunk).to(tl.int64) * slot_stride + head * (KEY * VALUE)
     held = held + key[:, None] * VALUE + value[None, :]
     kept = is_key[:, None] & is_value[None, :]
@@ -148,12 +152,10 @@ def _carry(
         at, there = (first + token).to(tl.int64), token < end - first
         keys_there, values_there = there[:, None] & is_key[None, :], there[:, None] & is_value[None, :]
         of_head = at * VALUE_HEADS + head
-        of_key = mixed + at[:, None] * channels + head // (VALUE_HEADS // KEY_HEADS) * KEY + key[None, :]
-        q = tl.load(of_key, mask=keys_there, other=0.0).to(tl.float32)
-        k = tl.load(of_key + KEY_HEADS * KEY, mask=keys_there, other=0.0).to(tl.float32)
-        q = (q * tl.load(to_q + of_head, mask=there, other=0.0)[:, None]).to(dtype)
-        k = (k * tl.load(to_k + of_head, mask=there, other=0.0)[:, None]).to(dtype)
-        taken = tl.load(new_k + of_head[:, None] * KEY + key[None, :], mask=keys_there, other=0.0)
+        of_key = of_head[:, None] * KEY + key[None, :]
+        taken = tl.load(new_k + of_key, mask=keys_there, other=0.0)
+        q = tl.load(late_q + of_key, mask=keys_there, other=0.0)
+        k = tl.load(late_k + of_key, mask=keys_there, other=0.0)
         fresh = tl.load(new_v + of_head[:, None] * VALUE + value[None, :], mask=values_there, other=0.0)
         seen = tl.load(scores + of_head[:, None] * BLOCK + token[None, :], mask=there[:, None], other=0.0)
         rounded = state.to(dtype)
@@ -200,23 +202,23 @@ def delta_chunks(
 
     mixed = empty(h.channels)
     convolve_chunks(given, w.taps, None, window, inputs, mixed, gated=False)
-    new_k, new_v, scores = (empty(h.value_heads, width) for width in (h.key_width, h.value_width, BLOCK.value))
-    to_q, to_k, totals = (empty(h.value_heads, dtype=torch.float32) for _ in range(3))
-    keys, values = (max(16, next_power_of_2(width)) for width in (h.key_width, h.value_width))
+    new_k, late_q, late_k = (empty(h.value_heads, h.key_width) for _ in range(3))
+    new_v, scores = (empty(h.value_heads, width) for width in (h.value_width, BLOCK.value))
+    totals = empty(h.value_heads, dtype=torch.float32)
+    keys, values = (max(LEAST, next_power_of_2(width)) for width in (h.key_width, h.value_width))
     wide = given.dtype == torch.float32
     exact, warps = ("tf32x3", 8) if wide else ("tf32", 4)
-    part, stages = _MANY if chunks >= _SEVERAL else _FEW
-    shape = {"KEY_HEADS": h.key_heads, "VALUE_HEADS": h.value_heads, "KEY": h.key_width, "VALUE": h.value_width}
+    shape = {"VALUE_HEADS": h.value_heads, "KEY": h.key_width, "VALUE": h.value_width}
     _blocks[(tokens // BLOCK.value + chunks, h.value_heads)](
-        mixed, rates, w.decay, w.step_bias, start, new_k, new_v, scores, to_q, to_k, totals, rows, chunks,
-        h.key_width**-0.5, NORM_EPS, w.most_rate, **shape, KEYS=keys, VALUES=values, PRECISION=exact,
-        num_warps=warps, num_stages=1,
+        mixed, rates, w.decay, w.step_bias, start, new_k, new_v, scores, late_q, late_k, totals, rows, chunks,
+        h.key_width**-0.5, NORM_EPS, w.most_rate, **shape, KEY_HEADS=h.key_heads, KEYS=keys, VALUES=values,
+        PRECISION=exact, num_warps=warps, num_stages=1,
     )  # fmt: skip
-    answers, part = empty(h.value_size), min(part, values)
+    answers, part = empty(h.value_size), min(_PART, values)
     _carry[(chunks, h.value_heads, cdiv(h.value_width, part))](
-        mixed, new_k, new_v, scores, to_q, to_k, totals, start, matrix, states.chunk_slots, answers,
-        matrix.stride(0), **shape, KEYS=keys, VALUES=part, PRECISION=exact, num_warps=4,
-        num_stages=1 if wide else stages,
+        new_k, new_v, scores, late_q, late_k, totals, start, matrix, states.chunk_slots, answers, matrix.stride(0),
+        **shape, KEYS=keys, VALUES=part, PRECISION=exact, num_warps=4,
+        num_stages=1 if wide or keys > _WIDE else _STAGES,
     )  # fmt: skip
     few = max(1, 1024 // values)
     _norm[(tokens, cdiv(h.value_heads, few))](

@@ -52,3 +52,11 @@ def test_a_job_of_few_is_told_of_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not known yet" in job.line(5, 10, 1)
     assert "not known yet" in job.line(6, 20, 2)
     assert "3/3 samples" in job.line(7, 30, 3)
+
+
+def test_what_is_under_way_is_told_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, 2_000)
+    job.count.begun = 1_024
+    assert job.line(5, 10, 0).startswith("0/2,000 samples, 1,024 under way · ")
+    job.count.ended = 1_024
+    assert job.line(6, 20, 1_024).startswith("1,024/2,000 samples · ")

@@ -52,3 +52,11 @@ def test_copies(eight):
     import triton_kernel_cases_kv as cases
 
     assert torch.equal(*cases.copied(GPU, eight))
+
+
+@pytest.mark.parametrize("eight", [0, 1, 2])
+@pytest.mark.parametrize("width", [64, 256, 512])
+def test_gemma4_store(eight, width):
+    import triton_kernel_cases_kv as cases
+
+    cases.check_gemma4_store(GPU, torch.bfloat16, eight, width)

@@ -40,3 +40,9 @@ def test_one_row_of_plain_kv(monkeypatch):
 
 def test_copies(eight):
     assert torch.equal(*cases.copied(CPU, eight))
+
+
+@pytest.mark.parametrize("eight", [0, 1, 2])
+@pytest.mark.parametrize("width", [64, 80])
+def test_gemma4_store(eight, width):
+    cases.check_gemma4_store(CPU, F32, eight, width)

@@ -44,7 +44,15 @@ def test_experts(dtype, kind, tokens, shape):
 def test_experts_without_a_gate(kind, tokens):
     from triton_kernel_cases_moe import check_experts
 
-    check_experts("cuda", torch.bfloat16, kind, tokens, 16, 512, 192, 4, gated=False)
+    check_experts("cuda", torch.bfloat16, kind, tokens, 16, 512, 192, 4, gate="none")
+
+
+@pytest.mark.parametrize("kind", ["plain", "channel", "blocks"])
+@pytest.mark.parametrize("tokens", [1, 4, 17, 400])
+def test_experts_gated_by_gelu_whose_answers_are_scaled(kind, tokens):
+    from triton_kernel_cases_moe import check_experts
+
+    check_experts("cuda", torch.bfloat16, kind, tokens, 16, 512, 192, 4, gate="gelu_tanh", scaled=True)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 5, 16, 17, 40, 130, 400, 900])

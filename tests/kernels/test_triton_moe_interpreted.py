@@ -77,7 +77,13 @@ def test_experts(kind, tokens):
 @pytest.mark.parametrize("kind", ["plain", "channel", "blocks", "int4 zeros", "four"])
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_experts_without_a_gate(kind, tokens):
-    cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2, gated=False)
+    cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2, gate="none")
+
+
+@pytest.mark.parametrize("kind", ["plain", "channel", "int4 zeros"])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_experts_gated_by_gelu_whose_answers_are_scaled(kind, tokens):
+    cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2, gate="gelu_tanh", scaled=True)
 
 
 @pytest.mark.parametrize("kind", ["plain", "channel", "blocks"])

@@ -31,7 +31,8 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
     for parameter_name, parameter in model.named_parameters():
         spread = 0.2 if parameter.dim() > 1 else 0.5
         gemma = kind.startswith("Gemma")
-        one_plus = gemma or (kind.startswith(("Qwen3_5", "Qwen3Next")) and "linear_attn" not in parameter_name)
+        recurrent = kind.startswith(("Qwen3_5", "Qwen3Next"))
+        one_plus = kind.startswith(("Gemma2", "Gemma3")) or (recurrent and "linear_attn" not in parameter_name)
         centre = 1.0 if "norm" in parameter_name and not one_plus else 0.0  # where the norm is w, and 1 + w counts
         if "embed_tokens" in parameter_name and gemma:
             spread = 0.02  # tied, and multiplied by 8: else each token is its own successor
@@ -41,6 +42,8 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("_bias"):  # what routers add for the choice
             torch.nn.init.normal_(buffer, 0.0, 0.5)
+        elif buffer_name.endswith("layer_scalar"):
+            torch.nn.init.normal_(buffer, 1.0, 0.2)
     return model
 
 

@@ -253,11 +253,11 @@ def attend(
 
 
 def rotate(
-    column: Any, qkv: Tensor, cos_sin: Tensor, inputs: StepInputs, kv: Tensor | LayerKv, heads: int, kv_heads: int,
-    width: int, *norms: Any, turned_first: bool = False,
+    column: Any, qkv: Tensor, cos_sin: Tensor, inputs: StepInputs, kv: Tensor | LayerKv | None, heads: int,
+    kv_heads: int, width: int, *norms: Any, **switches: bool,
 ) -> Tensor:  # fmt: skip
-    """`rotary_and_store` by a column; norms: q's, k's, eps. kv: as `attend` takes it."""
+    """`rotary_and_store` by a column; norms: q's, k's, eps. kv: as `attend` takes it. switches: the kind's."""
     kv = LayerKv.plain(kv) if isinstance(kv, Tensor) else kv
-    kind = replace(kind_of(heads, kv_heads, width, 1.0), turned_first=turned_first)
+    kind = replace(kind_of(heads, kv_heads, width, 1.0), **switches)
     plan = column.plan(inputs, kind, cos_sin, qkv.dtype) if hasattr(column, "plan") else None
     return column.rotary_and_store(qkv, cos_sin, inputs, kv, kind, plan, *norms)

@@ -25,7 +25,8 @@ class PagedCache:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(sequences * blocks, generator=generator) + 1
         self.tables = order.reshape(sequences, blocks).to(torch.int32)
-        self.kv = [tuple(self._views(keeper, sequences, blocks) for keeper in each) for each in model.keepers]
+        views = {id(owner): self._views(owner, sequences, blocks) for owner in model.owners}
+        self.kv = [tuple(views[id(keeper.source or keeper)] for keeper in each) for each in model.keepers]
         self.lengths = [0] * sequences
 
     def _views(self, keeper: Keeper, sequences: int, blocks: int) -> Any:

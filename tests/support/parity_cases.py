@@ -121,7 +121,19 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Dots1": DOTS1,
     "Lfm2Moe": {"layer_types": CONV_LAST},
     "Glm4": {"eos_token_id": []},
+    "Gemma4Text": {"vocab_size_per_layer_input": 211},
 }  # what transformers has no default for that it computes with
+GEMMA4 = {
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": 21, "vocab_size_per_layer_input": 211,
+    "hidden_size_per_layer_input": 12, "num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+    "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full", "full")],
+}  # fmt: skip
+GEMMA4_EXPERTS = {
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": 21, "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True, "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 6,
+    "top_k_experts": 2, "moe_intermediate_size": 40, "final_logit_softcapping": 3.0,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}  # fmt: skip
 GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -156,6 +168,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-window": ("Qwen3Moe", MOE | {"use_sliding_window": True, "sliding_window": 7}),
     "qwen3-moe-every-second": ("Qwen3Moe", MOE | {"decoder_sparse_step": 2, "tie_word_embeddings": True}),
     "gemma3": ("Gemma3Text", GEMMA),
+    "gemma4": ("Gemma4Text", GEMMA4),
+    "gemma4-experts": ("Gemma4Text", GEMMA4_EXPERTS),
+    "gemma4-both": ("Gemma4Text", GEMMA4 | GEMMA4_EXPERTS | {
+        "hidden_size_per_layer_input": 8, "layer_types": GEMMA4["layer_types"], "tie_word_embeddings": False,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "factor": 2.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }),
     "gemma3-ropes-cap": (
         "Gemma3Text",
         GEMMA

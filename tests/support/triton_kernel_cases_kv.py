@@ -18,6 +18,7 @@ from penstock.kernels.fixed_row import to_fixed
 from penstock.kernels.inputs import AttentionKind
 from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.reference import attention as plain_attention
+from penstock.kernels.reference.norm import rms_norm
 from penstock.kernels.triton import attention, blocks, one_row_attention, rotary
 
 
@@ -58,6 +59,38 @@ def check_store(device: str, dtype: torch.dtype, tokens: int, shape: tuple[int, 
     got = rotate(rotary, qkv.clone().to(device), cos_sin.to(device), inputs, made[1], heads, kv_heads, width)
     assert_close(got.cpu(), q.double(), factor=2.0)
     same_numbers(made[1], made[0])
+
+
+def check_gemma4_store(device: str, dtype: torch.dtype, eight: int, width: int = 64) -> None:
+    """Keys that are values, values that are normed, queries alone: what comes of columns that say it themselves."""
+    heads, kv_heads, tokens, pool = 4, 3, 21, 5
+    q, k = (drawn(tokens, count * width, dtype=dtype, by=3.0, seed=count) for count in (heads, kv_heads))
+    norms = [drawn(width, dtype=torch.float32, seed=seed) for seed in (4, 5)]
+    slots = torch.randperm(pool * 16, generator=torch.Generator().manual_seed(2))[:tokens]
+    angles, positions = drawn(90, width // 2, seed=3), torch.arange(7, 7 + tokens)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
+    inputs = SimpleNamespace(positions=positions, slots=slots, rows=0, decode=None, prefill=None)
+    inputs.decode_for = lambda window: None
+    there = SimpleNamespace(positions=positions.to(device), slots=slots.to(device))
+    values = rms_norm(k.view(tokens, kv_heads, width), torch.ones(width), 1e-6).flatten(1)
+
+    def made(where: str) -> LayerKv:
+        return in_form(torch.zeros(pool, kv_heads, 2, 16, width, device=where), eight, dtype)
+
+    sizes, wanted = (heads, kv_heads, width, *norms, 1e-6), made("cpu")
+    turned = rotate(plain_column(), torch.cat((q, k, values), 1), cos_sin, inputs, wanted, *sizes)
+    on_device = (heads, kv_heads, width, *(norm.to(device) for norm in norms), 1e-6)
+    for column, step, where, own in ((plain_column(), inputs, "cpu", sizes), (rotary, there, device, on_device)):
+        kv, given = made(where), torch.cat((q, k), 1).to(where)
+        got = rotate(column, given, cos_sin.to(where), step, kv, *own, keys_as_values=True, normed_values=True)
+        assert_close(got.cpu(), turned.double(), factor=2.0)
+        for found, right, steps in ((kv.keys, wanted.keys, eight == 2), (kv.values, wanted.values, eight > 0)):
+            full = right.float()
+            assert bool(full.any())  # a step of e4m3, or rounding
+            within = full.abs() * (2.0**-3 if steps else 4 * torch.finfo(dtype).eps) + (2.0**-8 if steps else 1e-6)
+            assert ((found.cpu().float() - full).abs() <= within).all()
+        alone = rotate(column, q.clone().to(where), cos_sin.to(where), step, None, *own, normed_values=True)
+        assert torch.equal(alone.cpu(), got.cpu())
 
 
 def plain_column() -> Any:

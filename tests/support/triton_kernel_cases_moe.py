@@ -4,13 +4,14 @@ numbers that they are given. Import the kernels' environment first; functions as
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from triton_kernel_cases import drawn
 
-from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts, Gate
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.reference import moe as plain
 from penstock.kernels.routing import Routing
@@ -55,17 +56,18 @@ def made_experts(
     top_k: int,
     renormalise: bool = True,
     correction: Tensor | None = None,
-    gated: bool = True,
+    gate: Gate = "silu",
+    answer_scale: Tensor | None = None,
 ) -> tuple[Experts, Tensor, Tensor]:
     """Experts, and what both stacks are worth in fp64."""
-    shapes = [((2 if gated else 1) * inner, d), (d, inner)]
+    shapes = [((1 if gate == "none" else 2) * inner, d), (d, inner)]
     pairs = [_matrix(device, dtype, kind, count, n, k, seed) for seed, (n, k) in enumerate(shapes)]
     (gate_up, first), (down, second) = pairs
-    clamp = (1.702, 1.5) if kind == "four" and gated else None  # so low that some are cut
+    clamp = (1.702, 1.5) if kind == "four" and gate == "silu" else None  # so low that some are cut
     routing = Routing(top_k=top_k, renormalise=renormalise)
     if correction is not None:
         routing = replace(routing, sigmoid=True, scale=2.5)
-    return Experts(gate_up, down, routing, dtype, clamp, correction, gated), first, second
+    return Experts(gate_up, down, routing, dtype, clamp, correction, gate, answer_scale), first, second
 
 
 def _matrix(
@@ -133,14 +135,18 @@ def _from_four(octets: Tensor, scale: Tensor) -> Tensor:
 def naive(x: Tensor, scores: Tensor, of: Experts, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The answer in fp64, and the size of what was added up to it."""
     weights, chosen = plain.route(scores, of.routing, None if of.correction is None else of.correction.cpu())
+    if of.answer_scale is not None:
+        weights = weights * of.answer_scale.cpu()[chosen]
     out, size = (torch.zeros(x.shape, dtype=torch.float64) for _ in range(2))
     for expert in chosen.unique().tolist():
         token, place = (chosen == expert).nonzero(as_tuple=True)
         weight = weights[token, place].double()[:, None]
         made = x[token].double() @ gate_up[expert].mT + _bias(of.gate_up, expert)
         gate, up = made.chunk(2, 1)
-        if not of.gated:
+        if of.gate == "none":
             middle = made.clamp(min=0).square()
+        elif of.gate == "gelu_tanh":
+            middle = gate * (1 + torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3))) / 2 * up
         elif of.clamp is None:
             middle = gate / (1 + torch.exp(-gate)) * up
         else:
@@ -158,11 +164,15 @@ def _bias(matrix: ExpertMatrix, expert: int) -> Tensor | float:
 
 def check_experts(
     device: str, dtype: torch.dtype, kind: str, tokens: int, count: int, d: int, inner: int, top_k: int,
-    plan: moe.Plan | None = None, scores: Tensor | None = None, corrected: bool = False, gated: bool = True,
+    plan: moe.Plan | None = None, scores: Tensor | None = None, corrected: bool = False, gate: Gate = "silu",
+    scaled: bool = False,
 ) -> None:  # fmt: skip
     """The kernels' answer, and plain torch's, against fp64."""
     correction = drawn(1, count, seed=5)[0].to(device) if corrected else None
-    of, gate_up, down = made_experts(device, dtype, kind, count, d, inner, top_k, correction=correction, gated=gated)
+    scale = drawn(1, count, seed=6)[0].abs().to(device) if scaled else None
+    of, gate_up, down = made_experts(
+        device, dtype, kind, count, d, inner, top_k, correction=correction, gate=gate, answer_scale=scale
+    )
     x = drawn(tokens, d, seed=7, dtype=dtype)
     scores = drawn(tokens, count, seed=8, by=2.0, dtype=dtype) if scores is None else scores
     wanted, size = naive(x, scores, of, gate_up, down)

@@ -305,7 +305,7 @@ def test_a_template_says_how_calls_are_written(template: str, want: str) -> None
 
 def test_parsers_are_known_by_name() -> None:
     AnswerParsers(enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="qwen3").check()
-    with pytest.raises(UsageError, match="tool_call_parser must be one of hermes, ernie45, glm45, glm47, lfm2,"):
+    with pytest.raises(UsageError, match="tool_call_parser must be one of hermes, ernie45, gemma4, glm45, glm47,"):
         AnswerParsers(tool_call_parser="mistral").check()
     with pytest.raises(UsageError, match="reasoning_parser must be one of qwen3, deepseek_r1"):
         AnswerParsers(reasoning_parser="r1").check()

@@ -1,5 +1,5 @@
-"""Calls in GLM 4.5's, MiniMax-M2's and LFM2's forms, and Ernie's answers: read however the text is cut, and held by
-grammars whose texts are read back."""
+"""Calls in GLM 4.5's, MiniMax-M2's, LFM2's and Gemma 4's forms, and Ernie's answers: read however the text is cut, and
+held by grammars whose texts are read back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from penstock.text.answers.answer_grammar import around
 from penstock.text.answers.reader import FORMATS, AnswerReader, format_of
-from penstock.text.answers.reasoning import WRAPPED, thinking_behind
+from penstock.text.answers.reasoning import MARKS, WRAPPED, thinking_behind
 from penstock.text.answers.tagged import MOST_TAG
 from penstock.text.answers.tool import Tool
 
@@ -50,9 +50,17 @@ ERNIE = (
     'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris & <b>\\nRome", "days": 3, '
     '"what": ["sun"]}}\n</tool_call>\n<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>\n'
 )
+GEMMA4 = (
+    'I look.<|tool_call>call:get_weather{city:<|"|>Paris & <b>\nRome<|"|>,days:3,what:[<|"|>sun<|"|>]}<tool_call|>'
+    "<|tool_call>call:ping{}<tool_call|>"
+)
+GEMMA4_JSON = (
+    'I look.\n<|tool_call>call:get_weather{"city": "Paris & <b>\\nRome", "days": 3, "what": ["sun"]}<tool_call|>\n'
+    "<|tool_call> call:ping {} <tool_call|>"
+)
 WRITTEN = [
     ("glm45", GLM), ("glm47", GLM47), ("glm45", GLM47), ("minimax_m2", MINIMAX), ("lfm2", LFM2), ("lfm2", LFM2_JSON),
-    ("ernie45", ERNIE),
+    ("ernie45", ERNIE), ("gemma4", GEMMA4), ("gemma4", GEMMA4_JSON),
 ]  # fmt: skip
 MEANT = [("get_weather", {"city": "Paris & <b>\nRome", "days": 3, "what": ["sun"]}), ("ping", {})]
 
@@ -140,7 +148,7 @@ def test_a_text_may_name_the_tag_that_closes_it() -> None:
     assert json.loads(read("glm45", text, 1)[1][0][1]) == {"city": value}
 
 
-@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "lfm2", "ernie45"])
+@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "lfm2", "ernie45", "gemma4"])
 def test_what_a_grammar_takes_is_read_back(name: str) -> None:
     llguidance = pytest.importorskip("llguidance")
     tokenizer = llguidance.LLTokenizer("byte")
@@ -154,6 +162,7 @@ def test_what_a_grammar_takes_is_read_back(name: str) -> None:
         "lfm2": '<|tool_call_start|>[{{"name": "get_weather", "arguments": {{"city":"{}","days":3}}}}]'
         "<|tool_call_end|>",
         "ernie45": '<tool_call>\n{{"name": "get_weather", "arguments": {{"city":"{}","days":3}}}}\n</tool_call>',
+        "gemma4": '<|tool_call>call:get_weather{{"city":"{}","days":3}}<tool_call|>',
     }[name].format(value)
 
     def takes(text: str) -> bool:
@@ -175,6 +184,7 @@ def test_what_a_grammar_takes_is_read_back(name: str) -> None:
         ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
         ('{%- set toolcall_begin_token = "<minimax:tool_call>" -%}<invoke name="', "minimax_m2"),
         ("<|tool_call_start|>[", "lfm2"),
+        ("{{- '<|tool_call>call:' + function['name'] -}}", "gemma4"),
         ("<tool_call>\n<function=example>\n<parameter=a>", "qwen3_coder"),
         ('<tool_call>\n{"name": ', "hermes"),
     ],
@@ -192,6 +202,9 @@ def test_a_template_says_which_form_its_model_writes(template: str, name: str) -
         ("minimax_m2", "]~b]ai\n", "open"),
         ("ernie45", "<|im_start|>assistant\n<think>\n", "open"),
         ("ernie45", "<|im_start|>assistant\n", "may open"),
+        ("gemma4", "<|turn>model\n", "may open"),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", "closed"),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", "open"),
     ],
 )
 def test_how_an_answer_begins(name: str, prompt: str, begins: str) -> None:
@@ -217,6 +230,36 @@ def test_ernie_s_answers_stand_between_marks(text: str, thought: str, content: s
     assert "".join(piece.text for piece in pieces if piece.kind == "content").rstrip("\n") == content
 
 
+@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("text", "thought", "content"),
+    [
+        ("<|channel>thought\nI think.<channel|>It is so.", "I think.", "It is so."),
+        ("<|channel>thought\n<channel|>It is so.", "", "It is so."),
+        ("<|channel>thought\nI think", "I think", ""),
+        ("<|chan is a word.", "", "<|chan is a word."),
+    ],
+)
+def test_gemma_thinks_in_a_channel(text: str, thought: str, content: str, step: int) -> None:
+    reader = AnswerReader(None, "may open", marks=MARKS["gemma4"])
+    parts = [text[at : at + step] for at in range(0, len(text), step)] if step else [text]
+    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.end()
+    said = {kind: "".join(piece.text for piece in pieces if piece.kind == kind) for kind in ("reasoning", "content")}
+    assert said == {"reasoning": thought, "content": content}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'call:get_weather{city:<|"|>Paris}', "call:get_weather{city}", "call:get_weather", "call:get_weather{city:1,]}",
+        "call:unknown{}", "call:get_weather{a:1} call:ping{}", "call:get_weather{a:" + "[" * 200 + "]" * 200 + "}",
+    ],
+)  # fmt: skip
+def test_what_is_no_call_of_gemma_s_stays_in_the_content(text: str) -> None:
+    whole = f"So: <|tool_call>{text}<tool_call|>"
+    assert read("gemma4", whole) == (whole, [])
+
+
 @pytest.mark.parametrize("step", [0, 1, 100])
 def test_a_tag_that_goes_on_and_on_is_none(step: int) -> None:
     for space, called in ((MOST_TAG - 100, True), (MOST_TAG, False)):
@@ -224,7 +267,7 @@ def test_a_tag_that_goes_on_and_on_is_none(step: int) -> None:
         assert bool(read("glm45", text, step)[1]) is called
 
 
-@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "lfm2"])
+@pytest.mark.parametrize("name", ["glm45", "minimax_m2", "lfm2", "gemma4"])
 @pytest.mark.parametrize("flood", [" ", "a ", "\n", "<", "</arg_value> ", "</parameter>\n", "-", "(", '"'])
 @pytest.mark.parametrize("step", [1, 64])
 def test_a_flood_is_read_in_time(name: str, flood: str, step: int) -> None:
@@ -238,6 +281,7 @@ def test_a_flood_is_read_in_time(name: str, flood: str, step: int) -> None:
             "<minimax:tool_call>", '<minimax:tool_call><invoke name="get_weather">',
             '<minimax:tool_call><invoke name="get_weather"><parameter name="city">',
         ),
+        "gemma4": ("<|tool_call>", "<|tool_call>call:get_weather{", '<|tool_call>call:get_weather{city:<|"|>'),
         "lfm2": ("<|tool_call_start|>[", "<|tool_call_start|>[get_weather(city='", "<|tool_call_start|>"),
     }[name]  # fmt: skip
     for head in heads:

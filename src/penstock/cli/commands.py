@@ -302,7 +302,7 @@ def serve(
     tool_call_parser: Annotated[
         str | None,
         typer.Option(
-            help="How calls are written: hermes, glm45, lfm2, llama3_json, minimax_m2, qwen3_coder, openai "
+            help="How calls are written: hermes, gemma4, glm45, lfm2, llama3_json, minimax_m2, qwen3_coder, openai "
             "(gpt-oss's), or as the model's response_template says (docs/tools.md has all). "
             "Left out: as its chat template does."
         ),
@@ -310,8 +310,8 @@ def serve(
     reasoning_parser: Annotated[
         str | None,
         typer.Option(
-            help="Keep what the model thinks apart: qwen3, deepseek_r1, ernie45, glm45, minimax_m2, openai_gptoss. "
-            "Left out: it stays in content."
+            help="Keep what the model thinks apart: qwen3, deepseek_r1, ernie45, gemma4, glm45, minimax_m2, "
+            "openai_gptoss. Left out: it stays in content."
         ),
     ] = None,
     shutdown_timeout: Annotated[

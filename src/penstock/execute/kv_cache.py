@@ -58,8 +58,9 @@ class KvCache:
         places = tuple(range(len(paged))) if places is None else places
         shapes = {place: form.block_shape for place, (_, form) in zip(places, paged, strict=True)}
         self._pages = [zeros((blocks, *shapes[place]), torch.uint8, device) for place in sorted(shapes)]
-        views: dict[int, Any] = {
-            owner: form.over(self._pages[place]) for place, (owner, form) in zip(places, paged, strict=True)
+        views: dict[int, Any] = {  # layers that share a storage have as many bytes, not always the same heads
+            owner: form.over(self._pages[place].view(blocks, *form.block_shape))
+            for place, (owner, form) in zip(places, paged, strict=True)
         }
         self._slots: list[Tensor] = []
         for owner in owners:

@@ -26,7 +26,8 @@ BAR = 12  # characters
 class Count:
     """How far one thing is: `done` of `total`, in the journal and on the disk; `before` of them in an earlier sitting.
 
-    ended: in this one, whether on the disk yet or not.
+    ended: in this one, whether on the disk yet or not.   begun: in this one, as far as the engine has taken them; 0
+    where nobody counts them.
     """
 
     name: str
@@ -34,10 +35,12 @@ class Count:
     before: int = 0
     ended: int = 0
     done: int = 0
+    begun: int = 0
 
     @property
     def text(self) -> str:
-        return f"{self.before + self.done:,}/{self.total:,} {self.name}"
+        under_way = f", {self.begun - self.ended:,} under way" if self.begun > self.ended else ""
+        return f"{self.before + self.done:,}/{self.total:,} {self.name}{under_way}"
 
     @property
     def left(self) -> int:

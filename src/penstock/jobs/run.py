@@ -126,7 +126,8 @@ def _run_rows(llm: JobEngine, given: Iterator[Row], journal: Journal, outcome: R
     with Progress([rows], lambda: llm.generation_tokens) as progress:
         follow = partial(progress.follow, journal)
         with progress.stoppable(journal, None if show is not None else journal.path):
-            for finished in llm.stream(_prompts(given, journal, open_rows, follow), after_step=follow):
+            prompts = _counted(_prompts(given, journal, open_rows, follow), rows)
+            for finished in llm.stream(prompts, after_step=follow):
                 row = _take(finished, open_rows, outcome)
                 if row is not None:
                     journal.add(row["id"], row)
@@ -134,6 +135,13 @@ def _run_rows(llm: JobEngine, given: Iterator[Row], journal: Journal, outcome: R
                         show(row)
                     rows.ended += 1
         outcome.done, outcome.seconds = rows.done, progress.seconds
+
+
+def _counted(prompts: Iterator[Prompt], rows: Count) -> Iterator[Prompt]:
+    """The same prompts; each counts as begun once the engine has asked for it."""
+    for prompt in prompts:
+        rows.begun += 1
+        yield prompt
 
 
 def _prompts(

@@ -6,6 +6,7 @@ It draws how numbers and scales lie; no kernels, no layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.routing import Routing
 
 FOURS = 32  # the same of numbers in four bits
+Gate = Literal["silu", "gelu_tanh", "none"]
 E2M1 = (
     0.0,
     0.5,
@@ -112,9 +114,11 @@ class ExpertMatrix:
 class Experts:
     """The experts of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and who is sent to them.
 
-    gated: False: gate_up is [E, F, d], up alone, and the middle is max(u, 0) squared (Nemotron 3).
+    gate: what of an expert's gate multiplies its up. "none": gate_up is [E, F, d], up alone, and the middle is
+    max(u, 0) squared (Nemotron 3).
     clamp: (a, most): the middle is g * sigmoid(a * g) * (u + 1) with g at most `most` and u within it (gpt-oss); None:
-    silu(g) * u.   correction: [E] float32, added to what experts are worth where they are chosen, and to no weight.
+    gate(g) * u.   correction: [E] float32, added to what experts are worth where they are chosen, and to no weight.
+    answer_scale: [E] float32, what an expert's weight is multiplied by in the end (Gemma 4).
     """
 
     gate_up: ExpertMatrix
@@ -123,7 +127,8 @@ class Experts:
     dtype: torch.dtype  # of the model's rows
     clamp: tuple[float, float] | None = None
     correction: Tensor | None = None
-    gated: bool = True
+    gate: Gate = "silu"
+    answer_scale: Tensor | None = None
 
     @property
     def top_k(self) -> int:

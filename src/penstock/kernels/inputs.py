@@ -24,6 +24,8 @@ class AttentionKind:
     scale: of scores.   softcap: scores become softcap * tanh(score / softcap); None: as they are.
     turned_first: where heads of q and k are normed, they are so once they are turned.
     value_width: numbers of a value; None: as many as of a key.
+    keys_as_values: a fused product has no columns of values: they are the keys' columns, before norm and rotation.
+    normed_values: values are normed head by head, without a weight, by the eps of the keys' norm (Gemma 4).
     """
 
     heads: int
@@ -35,6 +37,8 @@ class AttentionKind:
     softcap: float | None = None
     turned_first: bool = False
     value_width: int | None = None
+    keys_as_values: bool = False
+    normed_values: bool = False
 
 
 @dataclass(slots=True)
@@ -100,6 +104,7 @@ class StepInputs:
     states: StateInputs | None = None  # None: no layer has recurrent state
     tags: Tensor | None = None  # [tokens] int32: their requests' tags, where the model reads them
     kept: int | None = None  # tokens from the first on whose answers are asked for; of others K and V alone. None: all
+    layer_inputs: Tensor | None = None  # [tokens, layers, width]: what each layer is given of a token beside the stream
 
     def decode_for(self, window: int | None) -> DecodeInputs | None:
         """Returns the rows as a layer with this window attends them: such rows see different parts of a shared prefix,

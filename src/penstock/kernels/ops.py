@@ -27,9 +27,11 @@ from penstock.kernels.state_forms import LatentKv
 class RotaryAndStore(Protocol):
     """Norms (where weights are given) and rotates q and k of a fused product, and stores k and v at `inputs.slots`.
 
-    qkv `[T, (H + 2 Hkv) * D]`, whose rows may stand apart, may be overwritten, and q may be a view of it. cos_sin is
-    `[max_pos, 2, D / 2]` float32; the two halves of a head turn together (HF's "rotate half"). plan: what `plan` gave.
-    Returns q `[T, H, D]`. What is stored in eight bits is made of what would be stored plain, rounding and all.
+    qkv `[T, (H + 2 Hkv) * D]` (`kind.keys_as_values`: `[T, (H + Hkv) * D]`), whose rows may stand apart, may be
+    overwritten, and q may be a view of it. cos_sin is `[max_pos, 2, D / 2]` float32; the two halves of a head turn
+    together (HF's "rotate half"). plan: what `plan` gave. kv None: qkv is q alone `[T, H * D]`, of a layer that reads
+    another's K and V, and nothing is stored. Returns q `[T, H, D]`. What is stored in eight bits is made of what would
+    be stored plain, rounding and all.
     """
 
     def __call__(
@@ -37,7 +39,7 @@ class RotaryAndStore(Protocol):
         qkv: Tensor,
         cos_sin: Tensor,
         inputs: StepInputs,
-        kv: LayerKv,
+        kv: LayerKv | None,
         kind: AttentionKind,
         plan: Any,
         q_norm: Tensor | None = None,

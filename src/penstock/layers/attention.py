@@ -33,7 +33,7 @@ class Attention:
     kind: AttentionKind
     form: StateForm  # may be another once the model is loaded and before its memory is taken
     cos_sin: Tensor  # [positions, 2, width / 2] float32, shared with other layers
-    qkv: Linear  # [(heads + 2 kv_heads) * width, d]: q's rows, then k's, then v's
+    qkv: Linear  # [(heads + 2 kv_heads) * width, d]: q's rows, then k's, then v's (`kind.keys_as_values`: none)
     out: Linear  # [d, heads * width]
     q_norm: Norm | None = None  # [width]: q and k are normed head by head before they are rotated
     k_norm: Norm | None = None

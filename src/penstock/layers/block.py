@@ -62,7 +62,7 @@ class Block(Protocol):
 
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor | None]: ...
 
     def keeps(self) -> Sequence[Keeper]:
         """Returns the parts that keep state, always in the same order."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError, UsageError
-from penstock.kernels.expert_matrix import FOURS
+from penstock.kernels.expert_matrix import FOURS, Gate
 from penstock.kernels.inputs import TILE, AttentionKind, VocabularyPart
 from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.routing import Routing
@@ -86,11 +86,12 @@ class Maker:
 
     def embedding(
         self, name: str, vocabulary: int, size: int, *, scale: float = 1.0, norm: Norm | None = None,
-        tied: str | None = None,
+        tied: str | None = None, cut: bool = True,
     ) -> Embedding:  # fmt: skip
-        """norm: what rows pass.   tied: the name under which a checkpoint may hold the table once more, as the head."""
+        """norm: what rows pass.   tied: the name under which a checkpoint may hold the table once more, as the head.
+        cut: whether ranks share its rows out."""
         again = () if tied is None else (tied,)
-        rows = self._of_vocabulary(name, vocabulary, size)
+        rows = self._of_vocabulary(name, vocabulary, size) if cut else Part(name, (vocabulary, size))
         table = Weight([rows], self.dtype, self.device, again=again)
         summed, first = (None, 0) if rows.cut is None else (self.layout, rows.bounds[0])
         return Embedding(table, torch.tensor(scale, dtype=self.dtype).item(), first, summed, norm)
@@ -134,11 +135,12 @@ class Maker:
         scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
         norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
         query_growth: float = 0.0, sinks: bool = False, gate: GateForm | None = None, out: str = "o_proj",
-        turned_first: bool = False,
+        turned_first: bool = False, keys_as_values: bool = False, normed_values: bool = False,
     ) -> Attention:  # fmt: skip
         """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores, None: width ** -0.5.
         norms: of q's and k's heads, before they are turned or (turned_first) then.   query_growth: of queries beyond
-        the rope's original context.   sinks: each head has one, `.sinks`."""
+        the rope's original context.   sinks: each head has one, `.sinks`.   keys_as_values, normed_values: as in
+        AttentionKind."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -149,10 +151,12 @@ class Maker:
             scale=width**-0.5 if scale is None else scale,
             softcap=softcap,
             turned_first=turned_first,
+            keys_as_values=keys_as_values,
+            normed_values=normed_values,
         )
         parts = [
             (f"{at}.q_proj", heads * width * (2 if gate is not None and gate.name is None else 1), heads),
-            *((f"{at}.{n}_proj", kv_heads * width, kv_heads) for n in "kv"),
+            *((f"{at}.{n}_proj", kv_heads * width, kv_heads) for n in ("k" if keys_as_values else "kv")),
         ]
         opening = None
         if gate is not None and gate.name is not None:
@@ -211,16 +215,17 @@ class Maker:
     def moe(
         self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, router: str = "gate",
         names: tuple[str, str, str] | None = None, correction: Part | None = None, shared: SharedExpert | None = None,
-        score_cap: float | None = None, gated: bool = True, latent: tuple[str, int, str] | None = None,
+        score_cap: float | None = None, gate: Gate = "silu", latent: tuple[str, int, str] | None = None,
+        answer_scale: str | None = None,
     ) -> Moe:  # fmt: skip
         """at: the name before `router`'s and `.experts`, of each of which every rank has a share.   names: of an
         expert's gate, up and down, where they aren't an MLP's.   correction: the tensor of `Experts.correction`.
-        score_cap: as in Moe.   gated: as Experts takes it.   latent: behind at, the product ahead of experts that are
-        so narrow, the width, and the product behind them."""
-        gate, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
+        score_cap: as in Moe.   gate: as Experts takes it.   latent: behind at, the product ahead of experts that are so
+        narrow, the width, and the product behind them.   answer_scale: the name of Experts'."""
+        opened, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
         each = [f"{at}.experts.{number}" for number in range(experts)]
         shares, share = self.layout.share(middle, f"the inner size of {at}.experts")
-        first = [f"{name}.{n}" for name in each for n in ((gate, up) if gated else (up,))]
+        first = [f"{name}.{n}" for name in each for n in ((up,) if gate == "none" else (opened, up))]
         around, width = None, hidden
         if latent is not None:
             width = latent[1]
@@ -238,8 +243,11 @@ class Maker:
             else Weight([correction], torch.float32, self.device, shape=(experts,)),
             shared=shared,
             score_cap=score_cap,
-            gated=gated,
+            gate=gate,
             latent=around,
+            answer_scale=None
+            if answer_scale is None
+            else Weight([Part(answer_scale, (experts,))], torch.float32, self.device),
         )
 
     def shared_expert(

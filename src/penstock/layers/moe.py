@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts, Gate
 from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.kernels.routing import Routing
@@ -78,7 +78,7 @@ class Moe:
     """Mixture of experts with top-k routing (Mixtral, arXiv:2401.04088)."""
 
     router: Linear  # [experts, d]
-    gate_up: ExpertWeights  # [2 * intermediate, d]: an expert's gate, then its up; not gated: [intermediate, d]
+    gate_up: ExpertWeights  # [2 * intermediate, d]: an expert's gate, then its up; without a gate: [intermediate, d]
     down: ExpertWeights  # [d, intermediate]
     routing: Routing
     summed: Layout | None = None  # whose ranks have a share of every expert, and add their answers
@@ -86,7 +86,8 @@ class Moe:
     correction: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
     shared: SharedExpert | None = None
     score_cap: float | None = None  # scores become cap * tanh(scores / cap) before anything looks at them
-    gated: bool = True  # kernels.expert_matrix.Experts
+    gate: Gate = "silu"
+    answer_scale: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
     latent: tuple[Linear, Linear] | None = None  # around the experts, which are narrower than d (Nemotron 3 Super)
     prepared: Any = field(default=None, init=False)
 
@@ -95,7 +96,10 @@ class Moe:
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """x `[T, d]` -> `[T, d]`."""
         x = wide(x)
-        scores = self.router(ops, x)
+        return self.answer(ops, x, self.router(ops, x))
+
+    def answer(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
+        """x `[T, d]`, the router's scores `[T, experts]`, which may come of another input -> `[T, d]`."""
         if self.score_cap is not None:
             scores = ops.softcap(scores, self.score_cap)
         inner = x if self.latent is None else self.latent[0](ops, x)
@@ -116,6 +120,8 @@ class Moe:
         yield from self.router.weights()
         if self.correction is not None:
             yield self.correction
+        if self.answer_scale is not None:
+            yield self.answer_scale
         yield from self.gate_up.loaded.values()
         yield from self.down.loaded.values()
         for matrix in self.latent or ():
@@ -130,7 +136,8 @@ class Moe:
             self.shared.prepare(ops)
         correction = None if self.correction is None else self.correction.value
         both = self.gate_up.take(), self.down.take()
-        of = Experts(*both, self.routing, ops.dtype, self.clamp, correction, self.gated)
+        scale = None if self.answer_scale is None else self.answer_scale.value
+        of = Experts(*both, self.routing, ops.dtype, self.clamp, correction, self.gate, scale)
         self.prepared = ops.prepare_experts(of)
 
     @property

@@ -33,7 +33,7 @@ class OneRowLayer:
 
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[LayerKv]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         if not step.is_one_row:
             return self.layer(ops, x, residual, step, state)
         (kv,) = state

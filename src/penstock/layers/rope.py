@@ -32,7 +32,9 @@ def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.devic
 
 
 def rotated(rope: RopeConfig, width: int) -> int:
-    """How many numbers of a head turn."""
+    """How many numbers of a head turn, be it by nothing."""
+    if rope.kind == "proportional":
+        return width
     return 0 if rope.kind == "none" else int(width * rope.part)
 
 
@@ -56,6 +58,9 @@ def rope_frequencies(rope: RopeConfig, width: int, positions: int = 0) -> tuple[
     plain = 1.0 / (rope.theta**steps)
     if rope.kind == "linear":
         return plain / rope.factor, 1.0
+    if rope.kind == "proportional":
+        turning = int(rope.part * width // 2)
+        return torch.cat((plain[:turning], torch.zeros(width // 2 - turning))) / rope.factor, 1.0
     if rope.kind == "llama3":
         return _llama3(rope, plain), 1.0
     if rope.kind == "yarn":

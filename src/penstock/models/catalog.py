@@ -21,7 +21,7 @@ class Served:
 
 _GPU = "CPU, GPU"
 _EXPERTS = "experts wide, in float8, int8 or int4"
-_LATENT = f"latent attention, on a CPU alone so far; {_EXPERTS}"
+_LATENT = f"latent attention; {_EXPERTS}"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {
     "afmoe": Served("Trinity Nano, Mini, Large (Arcee)", notes=_EXPERTS),
@@ -39,6 +39,9 @@ CATALOG: dict[str, Served] = {
     "gemma2": Served("Gemma 2", _GPU),
     "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
     "gemma3_text": Served("Gemma 3 270M, 1B", _GPU),
+    "gemma4": Served("Gemma 4 E2B, E4B, 26B-A4B, 31B", notes=f"{_TEXT}, sound too; {_EXPERTS}"),
+    "gemma4_text": Served("Gemma 4, its text saved alone", notes=_EXPERTS),
+    "gemma4_unified": Served("Gemma 4 12B", notes=f"{_TEXT}, sound too"),
     "glm4": Served("GLM-4 and GLM-Z1 9B, 32B, of 2025-04"),
     "glm4_moe": Served("GLM-4.5 to 4.7, Air, INTELLECT-3", notes=_EXPERTS),
     "glm4_moe_lite": Served("GLM-4.7-Flash", notes=_LATENT),

@@ -19,6 +19,7 @@ from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import PagedForm, RecurrentForm
 from penstock.layers.block import Block, Keeper, is_recurrent
 from penstock.layers.embedding import TiedHead
+from penstock.layers.layer_inputs import LayerInputs
 from penstock.layers.linear import Linear
 from penstock.layers.maker import Maker
 from penstock.layers.norm import Norm
@@ -34,6 +35,7 @@ class Decoder:
     embedding_scale, logits_scale: what the embedding's rows and the logits are multiplied by.
     embedding_norm: what the embedding's rows pass.
     logits_cap: logits become cap * tanh(logits / cap).
+    layer_inputs: makes what each layer is given of a token beside the stream.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class Decoder:
         embedding_norm: Norm | None = None,
         logits_scale: float = 1.0,
         logits_cap: float | None = None,
+        layer_inputs: LayerInputs | None = None,
     ) -> None:
         self.config, self.dtype, self.device = config, make.dtype, make.device
         self.blocks, self.norm, self._logits_cap = list(blocks), norm, logits_cap
-        self._logits_scale = logits_scale
+        self._logits_scale, self.layer_inputs = logits_scale, layer_inputs
         vocabulary, hidden, tied = config.vocab_size, config.hidden_size, config.tie_word_embeddings
         again = f"{HEAD}.weight" if tied else None
         self.embedding = make.embedding(
@@ -76,6 +79,8 @@ class Decoder:
         """Once, after the weights are filled: arranges each for its kernel, one at a time."""
         self._ops = ops
         self.blocks = [block.prepare(ops) for block in self.blocks]
+        if self.layer_inputs is not None:
+            self.layer_inputs.prepare(ops)
         self.head.prepare(ops)
 
     def forward(
@@ -96,20 +101,23 @@ class Decoder:
         embeddings [k, hidden]. ops: stand in for those that it was prepared with, where somebody looks on."""
         ops = ops or self.ops
         steps = self._plan(step, ops)
-        if of_rows and not self._folds_last:
-            steps = [*steps[:-1], replace(steps[-1], prefill=None, kept=step.rows)]
         x: Tensor = self.embedding(ops, token_ids)
         if embeds is not None:
             x.index_copy_(0, embeds[0], embeds[1].to(x.dtype))
+        if self.layer_inputs is not None:
+            given = self.layer_inputs(ops, token_ids, x)
+            for seen in steps:
+                seen.layer_inputs = given
+        if of_rows and not self._folds_last:
+            steps = [*steps[:-1], replace(steps[-1], prefill=None, kept=step.rows)]
         residual: Tensor | None = None
         for number, (block, seen, own) in enumerate(zip(self.blocks, steps, state, strict=True)):
             x, residual = block(ops, x, residual, seen, own)
             self.blocks_run += 1
             if number in self.handed:
-                torch.add(x, residual, out=self.handed[number][: x.shape[0]])
+                self.handed[number][: x.shape[0]] = x if residual is None else x + residual
         if of_rows and self._folds_last:  # it had to take the chunks' tokens in
-            assert residual is not None
-            x, residual = x[: step.rows], residual[: step.rows]
+            x, residual = x[: step.rows], None if residual is None else residual[: step.rows]
         return self.norm.last(ops, x, residual)
 
     def _plan(self, step: StepInputs, ops: Ops) -> list[StepInputs]:
@@ -141,16 +149,19 @@ class Decoder:
     @property
     def parts(self) -> tuple[Any, ...]:
         """Everything that holds numbers of the checkpoint."""
-        return self.embedding, self.blocks, self.norm, self.head
+        return self.embedding, self.layer_inputs, self.blocks, self.norm, self.head
 
     def take_parts_of(self, other: Decoder) -> None:
         """Takes a prepared twin's parts over."""
-        self.embedding, self.blocks, self.norm, self.head = other.embedding, other.blocks, other.norm, other.head
+        self.embedding, self.layer_inputs, self.blocks = other.embedding, other.layer_inputs, other.blocks
+        self.norm, self.head = other.norm, other.head
         self.keepers, self.kinds = other.keepers, other.kinds
 
     def weights(self) -> Iterator[Weight]:
         """Yields every weight, a tied head's once, always in the same order."""
         yield self.embedding.table
+        if self.layer_inputs is not None:
+            yield from self.layer_inputs.weights()
         for block in self.blocks:
             yield from block.weights()
         yield from self.norm.weights()

@@ -150,7 +150,7 @@ def build(config: NemotronConfig, make: Maker) -> Decoder:
             case "mlp":
                 return FeedForwardLayer(before, make.relu2_mlp(at, hidden, c.intermediate_size))
         experts = make.moe(
-            at, hidden, c.expert_size, c.experts, c.routing, gated=False,
+            at, hidden, c.expert_size, c.experts, c.routing, gate="none",
             correction=Part(f"{at}.gate.e_score_correction_bias", (c.experts,)),
             shared=make.shared_expert(f"{at}.shared_experts", hidden, c.shared_size, gated=False),
             latent=None if c.latent is None else ("fc1_latent_proj", c.latent, "fc2_latent_proj"),

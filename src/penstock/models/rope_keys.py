@@ -18,12 +18,12 @@ _HARMLESS = {"partial_rotary_factor": 1.0, "mrope_section": ANYTHING, "mrope_int
 
 def read_rope(
     keys: Keys, max_position_embeddings: int, width: int, *, theta: float = DEFAULT_THETA, part: float | None = None,
-    neighbours: bool = False,
+    neighbours: bool = False, proportional: bool = False,
 ) -> RopeConfig:  # fmt: skip
     """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name.
 
     width: of a head.   theta: where the file doesn't say.   part: of a head that turns, likewise; None: the model type
-    turns all.   neighbours: as in RopeConfig.
+    turns all.   neighbours: as in RopeConfig.   proportional: whether the model type may have that kind.
     """
     rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
@@ -34,6 +34,8 @@ def read_rope(
         rope.take("original_max_position_embeddings", None)  # transformers 5 writes it beside any kind
     elif kind in ("linear", "dynamic"):
         config = RopeConfig(theta=theta, kind=kind, factor=rope.positive("factor"))  # type: ignore[arg-type]
+    elif kind == "proportional" and proportional:
+        config = RopeConfig(theta=theta, kind="proportional", factor=rope.positive("factor", 1.0))
     elif kind == "llama3":
         config = _llama3(rope, theta)
     elif kind == "yarn":

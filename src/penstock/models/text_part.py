@@ -17,13 +17,17 @@ RENAMES = (
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
 )
-_OF_IMAGES = ("vision_tower", "multi_modal_projector", "visual", "vision_adapter", "vision_projection")
+_OF_IMAGES = (
+    "vision_tower", "multi_modal_projector", "visual", "vision_adapter", "vision_projection", "embed_vision",
+    "audio_tower", "embed_audio",
+)  # fmt: skip
 LEFT_OUT = tuple(f"{before}{part}." for before in ("", "model.") for part in _OF_IMAGES)
 OF_IMAGES: dict[str, Any] = dict.fromkeys((
     "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
     "boi_token_id", "eoi_token_id", "image_token_id", "projector_hidden_act", "vision_feature_layer",
     "multimodal_projector_bias", "spatial_merge_size", "video_token_id", "vision_start_token_id", "vision_end_token_id",
     "vision_token_id", "out_hidden_size", "projector_hidden_size", "downsample_factor", "alignment_intermediate_size",
+    "audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
 ), ANYTHING)  # fmt: skip
 FOR_BOTH = ("eos_token_id", "bos_token_id", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 
@@ -87,11 +91,19 @@ def _tells_theta(text: dict[str, Any]) -> bool:
     return any(isinstance(place, dict) and place.get("rope_theta") is not None for place in places)
 
 
+_UNIFIED = {
+    "hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144,
+}  # fmt: skip
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "max_window_layers": 80}
 TEXT_PARTS = {
     # Its logits are its text's, scaled: transformers scales those of the text alone only.
     "cohere2_vision": TextOfWhole("Cohere2VisionForConditionalGeneration", "cohere2", {"tie_word_embeddings": True}),
     "gemma3": TextOfWhole("Gemma3ForConditionalGeneration", "gemma3_text", {"vocab_size": 262_208}),
+    "gemma4": TextOfWhole("Gemma4ForConditionalGeneration", "gemma4_text"),
+    "gemma4_unified": TextOfWhole(
+        "Gemma4UnifiedForConditionalGeneration", "gemma4_text", _UNIFIED, called="gemma4_unified_text",
+        always={"enable_moe_block": False},
+    ),
     "mistral3": TextOfWhole("Mistral3ForConditionalGeneration", "mistral"),
     "muse_glimmer": TextOfWhole("MuseGlimmerForConditionalGeneration", "muse_glimmer_text"),
     "qwen2_vl": TextOfWhole(

@@ -51,7 +51,7 @@ WHY: dict[str, frozenset[str]] = {
         cwm exaone granite_swa hy_v3 hyperclovax internlm3 iquestcoder kolibri1 mellum ministral sarvam_moe solar_open
     """),
     OTHER: _names("""
-        apertus arcee bitnet blt codegen cohere diffllama dory falcon gemma gemma3n gemma4 gemma4_unified glm gptj
+        apertus arcee bitnet blt codegen cohere diffllama dory falcon gemma gemma3n glm gptj
         gpt_neox gpt_neox_japanese helium hrm_text jais2 lfm3 llama4 nanochat nemotron olmo persimmon phi stablelm
         starcoder2 vaultgemma
     """),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import wide
-from penstock.kernels.reference.activation import relu2, silu_mul
+from penstock.kernels.reference.activation import gelu_mul, relu2, silu_mul
 from penstock.kernels.routing import Routing
 
 
@@ -52,6 +52,8 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
     asked of the device, so that a step can be captured.
     """
     weights, chosen = route(scores, of.routing, of.correction)
+    if of.answer_scale is not None:
+        weights = weights * of.answer_scale[chosen]
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(of.shape[0]):
         mine = torch.where(chosen == expert, weights, 0.0).sum(-1)
@@ -81,7 +83,7 @@ def _middle(gate_up: Tensor, of: Experts) -> Tensor:
     """gate_up [T, 2F], or [T, F] of experts without a gate -> [T, F]."""
     if of.clamp is not None:
         return _clamped(gate_up, *of.clamp)
-    return wide(silu_mul(gate_up) if of.gated else relu2(gate_up))
+    return wide({"silu": silu_mul, "gelu_tanh": gelu_mul, "none": relu2}[of.gate](gate_up))
 
 
 def _clamped(gate_up: Tensor, slope: float, most: float) -> Tensor:

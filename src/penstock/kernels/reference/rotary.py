@@ -40,26 +40,32 @@ def rotary_and_store(
     qkv: Tensor,
     cos_sin: Tensor,
     inputs: StepInputs,
-    kv: LayerKv,
+    kv: LayerKv | None,
     kind: AttentionKind,
     plan: HasRotary,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], normed and rotated (`kind.turned_first`: the other way
-    round); K and V go to `inputs.slots` of kv."""
-    heads, kv_heads, width = kind.heads, kind.kv_heads, kind.width
-    parts = qkv.view(qkv.shape[0], heads + 2 * kv_heads, width)
+    """qkv, overwritten -> q [T, H, D], normed and rotated (`kind.turned_first`: the other way round); K and V go to
+    `inputs.slots` of kv. The contract is `ops.RotaryAndStore`."""
+    heads, kv_heads, width = kind.heads, kind.kv_heads if kv is not None else 0, kind.width
+    parts = qkv.view(qkv.shape[0], -1, width)
+    if kind.keys_as_values and kv is not None:
+        parts = torch.cat((parts, parts[:, heads:]), 1)
+    if kind.normed_values and kv is not None:
+        values = parts[:, heads + kv_heads :]
+        parts[:, heads + kv_heads :] = rms_norm(values, torch.ones(width, device=qkv.device), eps)
     if kind.turned_first:
         rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
     if q_norm is not None:
         parts[:, :heads] = rms_norm(parts[:, :heads], q_norm, eps)
-    if k_norm is not None:
+    if k_norm is not None and kv is not None:
         parts[:, heads : heads + kv_heads] = rms_norm(parts[:, heads : heads + kv_heads], k_norm, eps)
     if not kind.turned_first:
         rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
-    _store(parts[:, heads:], kv, plan.rotary)
+    if kv is not None:
+        _store(parts[:, heads:], kv, plan.rotary)
     return parts[:, :heads]
 
 
@@ -76,7 +82,7 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
 
 def rotate(x: Tensor, plan: RotaryPlan) -> None:
     """x [T, heads, 2, D / 2] in place: (a, b) -> (a cos - b sin, b cos + a sin), in float32."""
-    wide, turned = plan.wide, plan.turned
+    wide, turned = plan.wide[:, : x.shape[1]], plan.turned[:, : x.shape[1]]
     wide.copy_(x)
     torch.mul(wide, plan.cos[:, :, None], out=turned)
     turned[:, :, 0].addcmul_(wide[:, :, 1], plan.sin, value=-1)

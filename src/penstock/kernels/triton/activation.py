@@ -18,6 +18,7 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
 
 _BLOCK = 1024
+GATES = {"none": 0, "silu": 1, "gelu_tanh": 2}  # `gated`'s kinds
 
 
 @triton.jit
@@ -38,6 +39,12 @@ def gelu_tanh(gate):
     """gate * (1 + tanh(y)) / 2 (GELU in tanh's approximation, arXiv:1606.08415), which is gate / (1 + exp(-2 y))."""
     root = tl.rsqrt(1.0 + tl.exp2(gate * (-2.302208198 - 0.1029432396 * gate * gate)))
     return gate * root * root
+
+
+@triton.jit
+def gated(gate, slope, KIND: tl.constexpr):
+    """KIND: 1: swish of a slope; 2: GELU."""
+    return swish(gate, slope) if KIND == 1 else gelu_tanh(gate)
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
-from penstock.kernels.triton.activation import swish
+from penstock.kernels.triton.activation import GATES, gated
 from penstock.kernels.triton.fp8 import BITS, pointers, quantize_rows, store_fp8
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 from penstock.kernels.triton.moe_one import one_token, takes_one
@@ -133,7 +133,7 @@ def _tile(
         if CLAMPED:
             sums, up = tl.minimum(sums, most), tl.minimum(tl.maximum(up, -most), most) + 1.0
         positive = tl.maximum(sums, 0.0)
-        value = tl.trans(swish(sums, slope) * up if GATED else positive * positive).to(WIDE)
+        value = tl.trans(gated(sums, slope, GATED) * up if GATED else positive * positive).to(WIDE)
         at_slot = slot[:, None] * N + n[None, :]
         if FP8 > 0:
             scale_at = slot[:, None] * tl.num_programs(0) + block
@@ -155,8 +155,8 @@ def _grouped(
     FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, FEW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     WG: tl.constexpr, XG: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """FIRST: rows of x by token, out by slot, N of gate and up each (not GATED: of up alone); else rows of x by slot,
-    out by pair.
+    """FIRST: rows of x by token, out by slot, N of gate and up each (GATED: the kind of `activation.gated`; 0: of up
+    alone); else rows of x by slot, out by pair.
 
     W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a part; 3: weights in
     MXFP4, with scales in words of four, [experts, K / 128, outputs].   INTEGERS: what a byte of them holds, 0: they are
@@ -299,11 +299,11 @@ def experts(x: Tensor, scores: Tensor, prepared: PreparedExperts, plan: Plan | N
     if not tokens:
         return out
     if tokens == 1 and plan is None and takes_one(of):
-        return one_token(x, route(scores, of.routing, prepared.counts, 0, of.correction), of)
+        return one_token(x, route(scores, of.routing, prepared.counts, 0, of.correction, of.answer_scale), of)
     plan = plan or plan_of(tokens, of)
     rows = _in_form(x, plan.gate_up.form)
     in_tiles = plan.gate_up.rows if plan.sorted else 0
-    routes = route(scores, of.routing, prepared.counts, in_tiles, of.correction)
+    routes = route(scores, of.routing, prepared.counts, in_tiles, of.correction, of.answer_scale)
     middle = _gate_up(rows, of, routes, plan)
     made = torch.empty((tokens * of.top_k, d), dtype=x.dtype, device=x.device)
     _launch(middle, of.down, made, None, of, routes, plan.down, plan.gate_up.outputs, plan.sorted)
@@ -355,8 +355,9 @@ def _launch(
         scale if matrix.bias is None else matrix.bias, out, out_low, out_scale,
         routes.chosen if routes.pairs is None else routes.pairs,
         routes.chosen if routes.tiles is None else routes.tiles, routes.chosen, n, k, slope, most, TOP_K=of.top_k,
-        HAS_BIAS=matrix.bias is not None, CLAMPED=of.clamp is not None, FIRST=first, GATED=first and of.gated,
-        SORTED=is_sorted, W_SCALES=matrix.scales, INTEGERS=integers, ZEROS=matrix.zero is not None,
+        HAS_BIAS=matrix.bias is not None, CLAMPED=of.clamp is not None, FIRST=first,
+        GATED=GATES[of.gate] if first else 0, SORTED=is_sorted, W_SCALES=matrix.scales, INTEGERS=integers,
+        ZEROS=matrix.zero is not None,
         X_SCALES=0 if isinstance(rows, Tensor) else 1 if by_row else 2,
         PAIRED=isinstance(rows, Fp8Rows) and rows.low is not None,
         FP8=0 if eight is None else BITS["eight" if eight.low is None else "pair"], WIDE=WIDE[of.dtype], BM=cut.rows,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import FP8_GROUP
-from penstock.kernels.triton.activation import both, swish
+from penstock.kernels.triton.activation import GATES, both, gated
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.moe_route import Routes
 from penstock.kernels.triton.pdl import has_pdl, wait
@@ -54,8 +54,8 @@ def _gate_up(
     x, w, scale, chosen, out, N, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SCALES: tl.constexpr,
     GATED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """x [K] -> out [pairs, N], silu(gate) * up, or (not GATED) max(up, 0) squared. SCALES: 0 none, 1 a row's, 2 one for
-    GROUP neighbours of a row."""
+    """x [K] -> out [pairs, N], gate times up (GATED: the kind of `activation.gated`), or (0) max(up, 0) squared.
+    SCALES: 0 none, 1 a row's, 2 one for GROUP neighbours of a row."""
     wait(EARLY)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
     gate_row = tl.load(chosen + pair).to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
@@ -68,7 +68,7 @@ def _gate_up(
         if SCALES == 1:
             gate *= tl.load(scale + gate_row)
             up *= tl.load(scale + up_row)
-        made = swish(gate, 1.0) * up
+        made = gated(gate, 1.0, GATED) * up
     else:
         only = tl.sum(gates, axis=1)
         if SCALES == 1:
@@ -133,7 +133,7 @@ def one_token(x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut
     out, early = torch.empty_like(x), has_pdl(x.device)
     _gate_up[(cdiv(inner, first.outputs), of.top_k)](
         x, of.gate_up.numbers, _scale(of.gate_up, x), routes.chosen, middle, inner, K=d, BN=first.outputs,
-        BK=first.inputs, SCALES=of.gate_up.scales, GATED=of.gated, EARLY=early, num_warps=first.warps,
+        BK=first.inputs, SCALES=of.gate_up.scales, GATED=GATES[of.gate], EARLY=early, num_warps=first.warps,
         launch_pdl=bool(early),
     )  # fmt: skip
     _down[(cdiv(d, second.outputs),)](

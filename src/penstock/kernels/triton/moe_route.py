@@ -51,10 +51,11 @@ def _in_groups(
 
 @triton.jit
 def _route(
-    scores, correction, weights, chosen, ranks, counts, experts, stride, least, added, scale, K: tl.constexpr,
+    scores, correction, answer_scale, weights, chosen, ranks, counts, experts, stride, least, added, scale,
+    K: tl.constexpr,
     PLACES: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, PAIRED: tl.constexpr, GROUP_LANES: tl.constexpr,
-    LANES: tl.constexpr, SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, RENORMALISED: tl.constexpr,
-    COUNTED: tl.constexpr, EARLY: tl.constexpr,
+    LANES: tl.constexpr, SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, SCALED: tl.constexpr,
+    RENORMALISED: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """GROUP_LANES: GROUPS, up to a power of two; each stands in LANES / GROUP_LANES lanes side by side."""
     wait(EARLY)
@@ -87,6 +88,8 @@ def _route(
     best = tl.where(real, _worth(best, most, total, SIGMOID), 0.0)
     if RENORMALISED:
         best = best / (tl.maximum(tl.sum(best, 0), least) + added)
+    if SCALED:
+        best *= tl.load(answer_scale + which, mask=real, other=0.0)
     at = row * K + place
     tl.store(weights + at, best * scale, mask=real)
     tl.store(chosen + at, which, mask=place < K)
@@ -134,20 +137,24 @@ class Routes:
     tiles: Tensor | None = None  # [count, 3] int32: expert, first slot, rows
 
 
-def route(scores: Tensor, by: Routing, counts: Tensor, rows: int, correction: Tensor | None = None) -> Routes:
+def route(
+    scores: Tensor, by: Routing, counts: Tensor, rows: int, correction: Tensor | None = None,
+    answer_scale: Tensor | None = None,
+) -> Routes:  # fmt: skip
     """scores [T, E] -> routes in tiles of at most so many rows. 0: a tile a pair. counts [E] int32: zeros, and left as
-    how many rows each expert has where there are tiles. correction [E]: `Experts.correction`."""
+    how many rows each expert has where there are tiles. correction, answer_scale [E]: those of `Experts`."""
     (tokens, experts), device, top_k = scores.shape, scores.device, by.top_k
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
     chosen, ranks = (torch.empty((tokens, top_k), dtype=torch.int32, device=device) for _ in range(2))
     early, lanes, groups = early_of(device, tokens), next_power_of_2(experts), next_power_of_2(by.groups)
     in_groups = groups * next_power_of_2(experts // by.groups)
     _route[(tokens,)](
-        scores, scores if correction is None else correction, weights, chosen, ranks, counts, experts,
-        scores.stride(0), by.least, by.added, by.scale, K=top_k, PLACES=next_power_of_2(top_k), GROUPS=by.groups,
-        KEPT=by.kept_groups, PAIRED=by.paired, GROUP_LANES=groups, LANES=in_groups, SIGMOID=by.sigmoid,
-        CORRECTED=correction is not None, RENORMALISED=by.renormalise, COUNTED=rows > 0, EARLY=early,
-        num_warps=1 if in_groups <= 128 else 4, launch_pdl=bool(early),
+        scores, scores if correction is None else correction, scores if answer_scale is None else answer_scale,
+        weights, chosen, ranks, counts, experts, scores.stride(0), by.least, by.added, by.scale, K=top_k,
+        PLACES=next_power_of_2(top_k), GROUPS=by.groups, KEPT=by.kept_groups, PAIRED=by.paired, GROUP_LANES=groups,
+        LANES=in_groups, SIGMOID=by.sigmoid, CORRECTED=correction is not None, SCALED=answer_scale is not None,
+        RENORMALISED=by.renormalise, COUNTED=rows > 0, EARLY=early, num_warps=1 if in_groups <= 128 else 4,
+        launch_pdl=bool(early),
     )  # fmt: skip
     in_all = tokens * top_k
     if not rows:

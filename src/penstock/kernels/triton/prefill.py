@@ -140,6 +140,8 @@ def _shape(ratio: int, width: int, dtype: torch.dtype, shared: int, eight: int) 
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
     least = next_power_of_2(ratio)  # a tile holds a whole row
+    if width > 256:  # Gemma 4's: what fits, not measured yet
+        return max(64, least), 32, 8, 2
     if width > 128:
         return (max(128, least), 64, 8, 2) if shared >= WIDE_TILE else (max(64, least), 32, 4, 2)
     return max(128 if eight == 2 else 64, least), 64, 4, 2

@@ -169,5 +169,7 @@ def _shape(
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
     tall = 64 < width <= 128 and rows >= MANY_ROWS
+    if width > 256:  # Gemma 4's: what fits, not measured yet
+        return max(64, next_power_of_2(ratio)), 32, 8, 2
     tokens = 32 if width > 128 or (width > 64 and shared < WIDE_TILE) else 64
     return max(128 if tall else 64, next_power_of_2(ratio)), tokens, 4, 2

@@ -99,8 +99,10 @@ def _rotary_and_store(
     qkv, cos_sin, positions, slots, keys, values, scales, q_norm, k_norm, eps, kv_stride, stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
     EIGHT: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
-    PIECE: tl.constexpr, OF_V: tl.constexpr, TURNED_FIRST: tl.constexpr,
+    PIECE: tl.constexpr, OF_V: tl.constexpr, TURNED_FIRST: tl.constexpr, KEYS_AS_VALUES: tl.constexpr,
+    V_NORM: tl.constexpr,
 ):  # fmt: skip
+    """OF_V: KV_HEADS, up to a power of two.   KEYS_AS_VALUES, V_NORM: as AttentionKind says it."""
     wait(EARLY)
     release(EARLY)
     token = tl.program_id(0).to(tl.int64)
@@ -109,11 +111,16 @@ def _rotary_and_store(
     lane = tl.arange(0, HALF)[None, :]
     there = (head < HEADS + 2 * KV_HEADS) & (lane < half)
     is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
-    source = qkv + token * stride + head * WIDTH + lane
+    column = head - tl.where(is_v, KV_HEADS, 0) if KEYS_AS_VALUES else head
+    source = qkv + token * stride + column * WIDTH + lane
     a = tl.load(source, mask=there, other=0.0).to(tl.float32)
     b = tl.load(source + half, mask=there, other=0.0).to(tl.float32)
     dtype: tl.constexpr = qkv.dtype.element_ty
     is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    if V_NORM:
+        by = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / WIDTH + eps)[:, None]
+        a = tl.where(is_v, (a * by).to(dtype).to(tl.float32), a)
+        b = tl.where(is_v, (b * by).to(dtype).to(tl.float32), b)
     if (Q_NORM or K_NORM) and not TURNED_FIRST:
         a, b = _normed(a, b, q_norm, k_norm, is_q, is_k, lane, eps, dtype, WIDTH, Q_NORM, K_NORM, WIDE)
     table = cos_sin + tl.load(positions + token).to(tl.int64) * WIDTH + lane
@@ -137,13 +144,15 @@ def _rotary_and_store(
         keys, scales, slot, kv_stride, kv_head, is_v, lane + half, second, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
     )  # fmt: skip
     if EIGHT > 0 and tl.program_id(1) == 0:  # byte by byte: of V's heads alone, not of all that a program has
-        each = tl.arange(0, OF_V)
-        numbers = tl.load(
-            qkv + token * stride + (HEADS + KV_HEADS) * WIDTH + each, mask=each < KV_HEADS * WIDTH, other=0.0
-        )  # fmt: skip
+        of_v, each = tl.arange(0, OF_V)[:, None], tl.arange(0, 2 * HALF)[None, :]
+        inside = (of_v < KV_HEADS) & (each < WIDTH)
+        first_v: tl.constexpr = HEADS if KEYS_AS_VALUES else HEADS + KV_HEADS
+        numbers = tl.load(qkv + token * stride + (first_v + of_v) * WIDTH + each, mask=inside, other=0.0)
+        if V_NORM:
+            full = numbers.to(tl.float32)
+            numbers = (full * tl.rsqrt(tl.sum(full * full, axis=1) / WIDTH + eps)[:, None]).to(dtype)
         store_eight_v(
-            keys, values, scales, slot, kv_stride, each // WIDTH, each % WIDTH, numbers, each < KV_HEADS * WIDTH,
-            KV_HEADS, WIDTH, SLOTS,
+            keys, values, scales, slot, kv_stride, of_v, each, numbers, inside, KV_HEADS, WIDTH, SLOTS
         )  # fmt: skip
 
 
@@ -151,33 +160,34 @@ def rotary_and_store(
     qkv: Tensor,
     cos_sin: Tensor,
     inputs: StepInputs,
-    kv: LayerKv,
+    kv: LayerKv | None,
     kind: AttentionKind,
     plan: object,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], a view of it, normed and rotated (`kind.turned_first`: the
-    other way round); K and V go to `inputs.slots` of the layer's KV. qkv's rows may stand apart; positions and slots
-    are of any integer dtype; cos_sin is float32."""
-    heads, kv_heads, width = kind.heads, kind.kv_heads, kind.width
+    """qkv, overwritten -> q [T, H, D], a view of it, normed and rotated (`kind.turned_first`: the other way round); K
+    and V go to `inputs.slots` of the layer's KV. The contract is `ops.RotaryAndStore`. Positions and slots are of any
+    integer dtype."""
+    heads, kv_heads, width = kind.heads, kind.kv_heads if kv is not None else 0, kind.width
     tokens, parts = qkv.shape[0], heads + 2 * kv_heads
+    keys, values, scales, eight = (qkv, qkv, None, 0) if kv is None else (kv.keys, kv.values, kv.scales, kv.eight)
     assert qkv.stride(1) == 1 and cos_sin.is_contiguous()
     if tokens:
         piece = min(_HEADS if tokens < _MANY else 64, next_power_of_2(parts))
         early = early_of(qkv.device, tokens * cdiv(parts, piece))
         half = next_power_of_2(width // 2)
         _rotary_and_store[(tokens, cdiv(parts, piece))](
-            qkv, cos_sin, inputs.positions, inputs.slots, kv.keys, kv.values,
-            cos_sin if kv.scales is None else kv.scales,
+            qkv, cos_sin, inputs.positions, inputs.slots, keys, values, cos_sin if scales is None else scales,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps,
-            kv.keys.stride(0), qkv.stride(0),
+            keys.stride(0), qkv.stride(0),
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
-            EIGHT=kv.eight, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
+            EIGHT=eight, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
             WIDE=q_norm is not None and q_norm.dtype == torch.float32, EARLY=early, PIECE=piece,
-            OF_V=next_power_of_2(kv_heads * width), TURNED_FIRST=kind.turned_first,
+            OF_V=next_power_of_2(max(1, kv_heads)), TURNED_FIRST=kind.turned_first,
+            KEYS_AS_VALUES=kind.keys_as_values and kv is not None, V_NORM=kind.normed_values and kv is not None,
             num_warps=max(1, min(_WARPS if q_norm is None else _WARPS_OF_NORMS, piece * half // 128)),
             launch_pdl=bool(early),
         )  # fmt: skip
-    return qkv.view(tokens, parts, width)[:, :heads]
+    return qkv.unflatten(1, (-1, width))[:, :heads]

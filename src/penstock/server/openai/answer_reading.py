@@ -25,7 +25,7 @@ from penstock.text.answers.reader import (
     MakeParser,
     format_of,
 )
-from penstock.text.answers.reasoning import CLOSE, OPEN, WRAPPED, Thinking, thinking_behind
+from penstock.text.answers.reasoning import MARKS, OPEN, THINK, WRAPPED, Thinking, thinking_behind
 from penstock.text.answers.tool import Tool
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class AnswerReading:
         self._format: CallFormat | None = FORMATS[known] if self._called else None
         self._thinking: Thinking | None = None
         self._wrapped: tuple[str, str] | None = None  # marks that may stand around what is said
+        self._marks_of_thought = THINK
         self._harmony = tools.parsers.harmony
         parser = None if self._harmony else tools.parsers.reasoning_parser
         if parser is None and self._template is not None and OPEN in source:
@@ -66,7 +67,7 @@ class AnswerReading:
         if parser is not None:
             inside = form.continue_final_message
             self._thinking = thinking_behind(prompt.ending, parser, inside_answer=inside)
-            self._wrapped = WRAPPED.get(parser)
+            self._wrapped, self._marks_of_thought = WRAPPED.get(parser), MARKS.get(parser, THINK)
 
     @property
     def reader(self) -> MakeReader | None:
@@ -83,7 +84,9 @@ class AnswerReading:
         thinking = self._thinking or "closed"
         calls = self._format
         parser = None if calls is None else (calls.held_parser if self._are_held else None) or calls.parser
-        return partial(_make_reader, parser, self._called, thinking, self._parallel, self._wrapped)
+        return partial(
+            _make_reader, parser, self._called, thinking, self._parallel, self._wrapped, self._marks_of_thought
+        )
 
     @property
     def _by_template(self) -> ResponseTemplate | None:
@@ -136,6 +139,7 @@ class AnswerReading:
             parallel=self._parallel,
             must_call=must,
             special=self._tokenizer.special_texts,
+            marks=self._marks_of_thought,
         )
 
     @property
@@ -148,12 +152,14 @@ class AnswerReading:
         return self._form.must_call or bool(self._called and (self._strict or self._asked is not None))
 
     def _marks(self) -> set[str]:
-        thoughts = set() if self._thinking is None else {OPEN, CLOSE}
+        marks = () if self._thinking is None else self._marks_of_thought
+        thoughts = {mark[: mark.find(">") + 1] for mark in marks}
         return thoughts if self._format is None else thoughts | set(self._format.marks or ())
 
 
 def _make_reader(
-    parser: MakeParser | None, tools: list[Tool], thinking: Thinking, parallel: bool, wrapped: tuple[str, str] | None
-) -> AnswerReader:
+    parser: MakeParser | None, tools: list[Tool], thinking: Thinking, parallel: bool, wrapped: tuple[str, str] | None,
+    marks: tuple[str, str],
+) -> AnswerReader:  # fmt: skip
     calls = None if parser is None else parser(tools)
-    return AnswerReader(calls, thinking, parallel=parallel, wrapped=wrapped)
+    return AnswerReader(calls, thinking, parallel=parallel, wrapped=wrapped, marks=marks)

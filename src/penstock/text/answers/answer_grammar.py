@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from penstock.text.answers.reader import CallFormat
-from penstock.text.answers.reasoning import CLOSE, OPEN, Thinking
+from penstock.text.answers.reasoning import THINK, Thinking
 from penstock.text.answers.tool import Tool, lark_text
 
 TEXT = "TEXT: /(?s:.*)/\n"  # special tokens are no text
@@ -32,11 +32,12 @@ def around(
     parallel: bool = True,
     must_call: bool = False,
     special: Container[str] = (),
+    marks: tuple[str, str] = THINK,
 ) -> str:
     """Returns the Lark of a whole answer, in which `@form` stands for the form that was asked for, if there is one.
 
     calls, tools: what may be called, or, must_call, has to be; several times, if parallel. special: the vocabulary's
-    special tokens.
+    special tokens. marks: around a thought.
     """
     if calls is None or not tools:
         answer, rules = "@form", ""
@@ -47,7 +48,7 @@ def around(
         if not (form or must_call):
             answer, free = _free(calls, answer, parallel, special)
             rules += free
-    thought, more = _thought(thinking, special)
+    thought, more = _thought(thinking, special, marks)
     return f"start: {thought}{answer}\n{more}{rules}"
 
 
@@ -70,18 +71,23 @@ def _free(calls: CallFormat, only: str, parallel: bool, special: Container[str])
     return (f"({one})* TEXT", rules) if parallel else (f"(TEXT | {one} SPACE)", rules + SPACE)
 
 
-def _thought(thinking: Thinking, special: Container[str]) -> tuple[str, str]:
+def _thought(thinking: Thinking, special: Container[str], marks: tuple[str, str]) -> tuple[str, str]:
     """The thought before an answer, and the rules that it takes."""
-    rules = THOUGHT + _up_to("thought", "THOUGHT", CLOSE, special)
+    begin, end = marks
+    rules = THOUGHT + _up_to("thought", "THOUGHT", end, special)
     return {
         "closed": ("", ""),
         "open": ("thought BEHIND ", rules),
-        "may open": (f"({_mark(OPEN, special)} thought BEHIND)? ", rules),
+        "may open": (f"({_mark(begin, special)} thought BEHIND)? ", rules),
     }[thinking]
 
 
 def _mark(mark: str, special: Container[str]) -> str:
-    return mark if mark in special else lark_text(mark)
+    """A mark that is a special token, begins with one, or is plain text."""
+    token = mark[: mark.find(">") + 1]
+    if mark in special or token not in special:
+        return mark if mark in special else lark_text(mark)
+    return f"{token} {lark_text(mark.removeprefix(token))}"
 
 
 def _up_to(rule: str, text: str, mark: str, special: Container[str]) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.text.answers.json_mending import json_text_of
-from penstock.text.answers.pieces import AnswerPiece, TurningParser, find_mark
 from penstock.text.answers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -22,53 +21,7 @@ _WORDS = {"true": True, "false": False, "null": None}  # JSON's, among Python's 
 _NO_LIST = (SyntaxError, ValueError, RecursionError, MemoryError)  # what reading a text as Python may raise
 
 
-class Lfm2Parser(TurningParser):
-    """Finds the calls of one answer. What stands between the marks and is no list of calls stays in the content."""
-
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__()
-        self._names = frozenset(tool.name for tool in tools)
-        self._within = False
-        self._looked = 0  # characters of a list in which its mark doesn't begin
-
-    def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and a list that has no mark behind it."""
-        found: list[AnswerPiece] = []
-        if self._within:
-            self._take(self._text, "", found, whole=stopped)
-        else:
-            found += self._content.put(self._text)
-        return found + self._content.end(behind_call=self._calls > 0)
-
-    def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it comes."""
-        if self._within:
-            at = self._text.find(END, self._looked)
-            self._looked = max(0, len(self._text) - len(END))
-            if at >= 0:
-                listed, self._text = self._text[:at], self._text[at + len(END) :]
-                self._take(listed, END, found)
-                self._within = False
-            return at >= 0
-        at, mark = find_mark(self._text, (BEGIN,))
-        self._looked = 0
-        found += self._content.put(self._text[:at])
-        self._text, self._within = self._text[at + len(mark) :], bool(mark)
-        return bool(mark)
-
-    def _take(self, listed: str, end: str, found: list[AnswerPiece], *, whole: bool = True) -> None:
-        """Tells of a list's calls, or gives its text back."""
-        calls = _read(listed) if whole else None
-        if not calls or any(name not in self._names for name, _ in calls):
-            found += self._content.put(f"{BEGIN}{listed}{end}")
-            return
-        self._content.drop_space()
-        for name, arguments in calls:
-            found += [AnswerPiece("name", name, self._calls), AnswerPiece("arguments", arguments, self._calls)]
-            self._calls += 1
-
-
-def _read(listed: str) -> list[tuple[str, str]]:
+def read_calls(listed: str) -> list[tuple[str, str]]:
     """Returns a list's calls, names and arguments in JSON; none where it is no list of calls alone."""
     try:
         parsed = ast.parse(listed.strip(), mode="eval").body

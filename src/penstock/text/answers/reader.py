@@ -10,11 +10,20 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.errors import UsageError
-from penstock.text.answers import hermes, lfm2_calls, llama3_json, qwen3_coder, reasoning, tag_grammar
+from penstock.text.answers import (
+    gemma4_calls,
+    hermes,
+    lfm2_calls,
+    llama3_json,
+    qwen3_coder,
+    reasoning,
+    tag_grammar,
+)
 from penstock.text.answers.pieces import AnswerPiece, CallParser, portions
 from penstock.text.answers.tagged import TaggedParser
 from penstock.text.answers.tags import GLM45, MINIMAX_M2, QWEN3_CODER, Tags
 from penstock.text.answers.tool import Tool
+from penstock.text.answers.whole_calls import ReadCalls, WholeCallsParser
 
 MakeParser = Callable[[Sequence[Tool]], CallParser]
 
@@ -39,14 +48,19 @@ def _in_tags(tags: Tags, parser: Callable[..., CallParser]) -> CallFormat:
     return CallFormat(parser, grammar, (tags.begin, tags.end), partial(parser, held=True))
 
 
+def _whole(read: ReadCalls, marks: tuple[str, str], call_rest: Callable[[Sequence[Tool]], str]) -> CallFormat:
+    return CallFormat(partial(WholeCallsParser, marks=marks, read=read), call_rest, marks)
+
+
 _HERMES = CallFormat(hermes.HermesParser, hermes.call_rest, (hermes.BEGIN, hermes.END))
 _GLM45 = _in_tags(GLM45, partial(TaggedParser, tags=GLM45))
 FORMATS: dict[str, CallFormat] = {
     "hermes": _HERMES,
     "ernie45": _HERMES,
+    "gemma4": _whole(gemma4_calls.read_calls, (gemma4_calls.BEGIN, gemma4_calls.END), gemma4_calls.call_rest),
     "glm45": _GLM45,
     "glm47": _GLM45,
-    "lfm2": CallFormat(lfm2_calls.Lfm2Parser, lfm2_calls.call_rest, (lfm2_calls.BEGIN, lfm2_calls.END)),
+    "lfm2": _whole(lfm2_calls.read_calls, (lfm2_calls.BEGIN, lfm2_calls.END), lfm2_calls.call_rest),
     "llama3_json": CallFormat(llama3_json.Llama3JsonParser, llama3_json.call_rest, None),
     "minimax_m2": _in_tags(MINIMAX_M2, partial(TaggedParser, tags=MINIMAX_M2)),
     "qwen3_coder": _in_tags(QWEN3_CODER, qwen3_coder.Qwen3CoderParser),
@@ -91,6 +105,7 @@ NO_PARSERS = AnswerParsers()
 # What no other format's templates have.
 _WRITTEN_SO = {
     "<arg_key>": "glm45", MINIMAX_M2.begin: "minimax_m2", lfm2_calls.BEGIN: "lfm2", "<function=": "qwen3_coder",
+    gemma4_calls.BEGIN: "gemma4",
 }  # fmt: skip
 
 
@@ -107,13 +122,13 @@ def format_of(template: str) -> str:
 
 class AnswerReader:
     """One answer's text, as it comes, to pieces. parallel: more than one call is told of; others are dropped. wrapped:
-    marks that may stand around what is said."""
+    marks that may stand around what is said, marks: around what is thought."""
 
     def __init__(
         self, calls: CallParser | None = None, thinking: reasoning.Thinking = "closed", *, parallel: bool = True,
-        wrapped: tuple[str, str] | None = None,
+        wrapped: tuple[str, str] | None = None, marks: tuple[str, str] = reasoning.THINK,
     ) -> None:  # fmt: skip
-        self._calls, self._reasoning = calls, reasoning.ReasoningParser(thinking)
+        self._calls, self._reasoning = calls, reasoning.ReasoningParser(thinking, marks)
         self._parallel, self._wrapping = parallel, None if wrapped is None else reasoning.Unwrapped(*wrapped)
         self.called = 0  # calls that have begun
 

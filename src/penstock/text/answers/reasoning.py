@@ -4,6 +4,7 @@ says how the answer begins: templates open the thought themselves, or have it cl
     qwen3, glm45, glm47          the model writes `<think>`, unless the template has
     ernie45                      so it does, and the answer may stand in `<response>` and `</response>`
     deepseek_r1, minimax_m2      the model thinks at once, whatever the template has
+    gemma4                       as qwen3, in marks of its own
 
 It knows these marks and texts. Source: the chat templates of these models.
 """
@@ -14,8 +15,9 @@ from typing import Literal
 
 from penstock.text.answers.pieces import find_mark
 
-OPEN, CLOSE = "<think>", "</think>"
-FORMATS = ("qwen3", "deepseek_r1", "ernie45", "glm45", "glm47", "minimax_m2")
+THINK = OPEN, CLOSE = "<think>", "</think>"
+FORMATS = ("qwen3", "deepseek_r1", "ernie45", "gemma4", "glm45", "glm47", "minimax_m2")
+MARKS = {"gemma4": ("<|channel>thought\n", "<channel|>")}  # of who doesn't write THINK
 AT_ONCE = ("deepseek_r1", "minimax_m2")
 WRAPPED = {"ernie45": ("<response>", "</response>")}  # what may stand around an answer
 Thinking = Literal["open", "may open", "closed"]  # as the answer begins
@@ -24,12 +26,13 @@ Thinking = Literal["open", "may open", "closed"]  # as the answer begins
 def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> Thinking:
     """Returns how an answer begins behind this prompt's end. inside_answer: the prompt's end is the answer's own
     beginning, so that a thought may have been opened further up in it."""
-    if inside_answer and OPEN in prompt:
-        return "closed" if prompt.rfind(CLOSE) > prompt.rfind(OPEN) else "open"
-    ending = prompt.rstrip()
-    if ending.endswith(OPEN):
+    begin, end = MARKS.get(name, THINK)
+    begin, ending = begin.rstrip(), prompt.rstrip()
+    if inside_answer and begin in prompt:
+        return "closed" if prompt.rfind(end) > prompt.rfind(begin) else "open"
+    if ending.endswith(begin):
         return "open"
-    if ending.endswith(CLOSE):
+    if ending.endswith(end):
         return "closed"
     return "open" if name in AT_ONCE else "may open"
 
@@ -37,7 +40,8 @@ def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> T
 class ReasoningParser:
     """Parts one answer's text into reasoning and what follows. Space beside the marks belongs to neither."""
 
-    def __init__(self, thinking: Thinking) -> None:
+    def __init__(self, thinking: Thinking, marks: tuple[str, str] = THINK) -> None:
+        self._begins, self._ends = marks
         self._held = ""  # not decided on yet
         self._at = "answer" if thinking == "closed" else "start"
         self._open = thinking == "open"
@@ -73,10 +77,10 @@ class ReasoningParser:
     def _begin(self) -> bool:
         """Decides whether a thought begins. Returns whether enough is there to say."""
         text = self._held.lstrip()
-        if text != OPEN and OPEN.startswith(text):
+        if text != self._begins and self._begins.startswith(text):
             return False
-        if self._open or text.startswith(OPEN):
-            self._held = text.removeprefix(OPEN).lstrip()
+        if self._open or text.startswith(self._begins):
+            self._held = text.removeprefix(self._begins).lstrip()
             self._at, self._thought = "thought", True
         else:
             self._at = "answer"
@@ -84,7 +88,7 @@ class ReasoningParser:
 
     def _think(self) -> str:
         self._held = self._held if self._spoken else self._held.lstrip()
-        at, mark = find_mark(self._held, (CLOSE,))
+        at, mark = find_mark(self._held, (self._ends,))
         shown = self._held[:at].rstrip()
         self._spoken = self._spoken or bool(shown)
         if mark:

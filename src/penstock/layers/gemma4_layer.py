@@ -1,0 +1,124 @@
+"""Gemma4Layer: a norm on both sides of each part, experts beside the MLP, an input of the layer's own, a scale of all.
+
+Source: transformers' published code of Gemma 4; there is no report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.fp8_rows import wide
+from penstock.kernels.inputs import StepInputs
+from penstock.kernels.ops import Ops
+from penstock.layers.attention import Attention
+from penstock.layers.block import Block, Keeper
+from penstock.layers.linear import Linear
+from penstock.layers.mlp import Mlp
+from penstock.layers.moe import Moe
+from penstock.layers.norm import Norm
+from penstock.layers.reading_attention import ReadingAttention
+from penstock.quant.weight import Weight
+
+
+@dataclass(slots=True)
+class RoutedBeside:
+    """Experts that read the stream as the MLP does, each answer behind a norm of its own."""
+
+    behind_mlp: Norm
+    before_router: Norm  # its weight scales what the router reads
+    before: Norm
+    moe: Moe
+    behind: Norm
+
+    def __call__(self, ops: Ops, x: Tensor, stream: Tensor) -> Tensor:
+        """x: the MLP's answer `[T, d]`, stream: what it was made of, before its norm -> the sum of both `[T, d]`."""
+        scores = self.moe.router(ops, self.before_router.alone(ops, stream))
+        routed = self.moe.answer(ops, self.before.alone(ops, stream), scores)
+        return self.behind_mlp.alone(ops, x).add_(self.behind.alone(ops, routed))
+
+    def weights(self) -> Iterator[Weight]:
+        for part in (self.behind_mlp, self.before_router, self.before, self.moe, self.behind):
+            yield from part.weights()
+
+
+@dataclass(slots=True)
+class OwnInput:
+    """A gate on what the layer is given of each token beside the stream, and the way back into it."""
+
+    gate: Linear  # [width, d]
+    out: Linear  # [d, width]
+    norm: Norm
+
+    def __call__(self, ops: Ops, stream: Tensor, given: Tensor) -> Tensor:
+        """stream `[T, d]`, given `[T, width]` -> what joins the stream `[T, d]`."""
+        opened = wide(ops.gelu_mul(torch.cat((self.gate(ops, stream), given), 1), "wide"))
+        return self.norm.alone(ops, self.out(ops, opened))
+
+    def weights(self) -> Iterator[Weight]:
+        for part in (self.gate, self.out, self.norm):
+            yield from part.weights()
+
+
+@dataclass(slots=True)
+class Gemma4Layer:
+    """The residual stream is whole behind each layer: it is scaled there."""
+
+    number: int
+    mixer_norm: Norm
+    mixer: Attention | ReadingAttention
+    mlp_norm: Norm  # its `first` is behind the mixer
+    mlp: Mlp
+    behind: Norm
+    scale: Weight  # [1]
+    routed: RoutedBeside | None = None
+    own: OwnInput | None = None
+
+    def __call__(
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
+    ) -> tuple[Tensor, None]:
+        assert residual is None, "the layer before leaves the whole stream"
+        rows, stream = self.mixer_norm(ops, x, None, self.mixer.reader)
+        mixed = self.mixer(ops, rows, step, state[0])
+        reader = self.mlp.reader if self.routed is None else None
+        rows, stream = self.mlp_norm(ops, mixed, step.keep(stream), reader)
+        made = self.mlp(ops, rows)
+        if self.routed is not None:
+            made = self.routed(ops, made, stream)
+        stream = stream + self.behind.alone(ops, made)
+        if self.own is not None:
+            assert step.layer_inputs is not None, "the decoder makes them"
+            stream.add_(self.own(ops, stream, step.keep(step.layer_inputs[:, self.number])))
+        return stream.mul_(self.scale.value), None
+
+    def keeps(self) -> Sequence[Keeper]:
+        return (cast(Keeper, self.mixer),)
+
+    def matrices(self) -> Iterator[Linear]:
+        yield from self.mixer.matrices()
+        yield from self.mlp.matrices()
+        if self.own is not None:
+            yield from (self.own.gate, self.own.out)
+
+    def weights(self) -> Iterator[Weight]:
+        for part in (self.mixer_norm, self.mlp_norm, self.behind, self.mixer, self.mlp, self.routed, self.own):
+            if part is not None:
+                yield from part.weights()
+        yield self.scale
+
+    def prepare(self, ops: Ops) -> Block:
+        self.mixer.prepare(ops)
+        self.mlp.prepare(ops)
+        if self.routed is not None:
+            self.routed.moe.prepare(ops)
+        for matrix in () if self.own is None else (self.own.gate, self.own.out):
+            matrix.prepare(ops)
+        return cast(Block, self)
+
+    @property
+    def numbers(self) -> int | None:
+        return None if self.routed is not None else sum(matrix.numbers for matrix in self.matrices())

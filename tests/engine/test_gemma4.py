@@ -1,0 +1,76 @@
+"""Samples of a Gemma 4, whose late layers read an earlier layer's keys and values, are what each is alone: forked,
+chunked, preempted, found in the cache, by ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from execute_drive import CONFIG, tiny_model, tiny_runner
+from ranks_together import Together, met
+from sample_drive import Samples, drive, over, requests
+
+from penstock.engine.engine import Engine
+from penstock.layers.reading_attention import ReadingAttention
+from penstock.parallel.layout import Layout
+
+pytestmark = pytest.mark.torch
+
+MODEL: dict[str, Any] = {
+    "model_type": "gemma4_text", "num_hidden_layers": 5, "head_dim": 8, "global_head_dim": 16, "sliding_window": 12,
+    "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
+    "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 6, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+    "moe_intermediate_size": 24, "final_logit_softcapping": 30.0,
+    "vocab_size_per_layer_input": CONFIG["vocab_size"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone() -> Samples:
+    """What each request gives by itself, nothing of it cached."""
+    runner = tiny_runner(**MODEL)
+    found: Samples = {}
+    for request in requests():
+        engine, threads = over(runner, enable_prefix_caching=False)
+        found |= drive(engine, [request], threads)
+    runner.close()
+    return found
+
+
+@pytest.mark.parametrize(("ahead", "tight"), [(0, False), (2, True), (1, True)])
+def test_samples_are_what_they_are_alone(alone: Samples, ahead: int, tight: bool) -> None:
+    """Few blocks and tokens a step; rows are preempted all the time."""
+    runner = tiny_runner(**MODEL, **({"blocks": 60, "max_batched_tokens": 24} if tight else {}))
+    engine, threads = over(runner, steps_ahead=ahead, preempt_every=5 if tight else 0)
+    assert drive(engine, requests(), threads, together=4) == alone
+    stats = engine.scheduler.stats()
+    assert stats["prefix_hit_tokens"] > 0 and (stats["preemptions"] > 5 or not tight)
+    runner.close()
+
+
+def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path) -> None:
+    layouts = [Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))]
+    runners = [tiny_runner(**MODEL, layout=layout, blocks=120) for layout in layouts]
+    one, threads = over(runners[0], preempt_every=7)
+    engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]
+    assert drive(engine, requests(), threads, together=5) == alone
+    for runner in runners:
+        runner.close()
+
+
+def test_late_layers_read_the_last_of_their_kind_and_store_nothing() -> None:
+    model = tiny_model(**MODEL)
+    mixers = [keeper for (keeper,) in model.keepers]
+    assert [isinstance(mixer, ReadingAttention) for mixer in mixers] == [False, False, False, True, True]
+    assert mixers[3].source is mixers[2] and mixers[4].source is mixers[1]
+    assert len(model.paged_forms) == 3
+    assert [form.block_bytes // (2 * 16 * 4) for form in model.paged_forms] == [2 * 8, 1 * 16, 2 * 8]
+
+
+def test_nothing_of_the_layer_before_counts_but_the_stream() -> None:
+    """Hidden states that are handed out are the stream behind a layer."""
+    model = tiny_model(**MODEL)
+    model.hand_out([1, 4], 8)
+    assert {layer: tuple(kept.shape) for layer, kept in model.handed.items()} == {1: (8, 32), 4: (8, 32)}

@@ -232,3 +232,24 @@ def test_every_key_that_transformers_can_write_of_a_whole_is_understood(name: st
     config = _whole(name).config
     whole, short = (json.loads(config.to_json_string(use_diff=diff)) for diff in (False, True))
     assert model_config_of(whole, "whole") == model_config_of(short, "short")
+
+
+@pytest.mark.parametrize("whole", ["Gemma4", "Gemma4Unified"])
+def test_the_text_of_gemma4(whole: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the unified one layers have no inputs of their own and no experts."""
+    _, changes = CASES["gemma4-both"]
+    if whole == "Gemma4Unified":
+        lacking = ("per_layer", "moe", "experts", "shared_layers")
+        changes = {name: value for name, value in changes.items() if not any(part in name for part in lacking)}
+    inner = getattr(transformers, f"{whole}TextConfig")(**(SMALL | changes | {"pad_token_id": 0}))
+    config = getattr(transformers, f"{whole}Config")(text_config=inner.to_dict(), tie_word_embeddings=False)
+    torch.manual_seed(1)
+    theirs = getattr(transformers, f"{whole}ForConditionalGeneration")(config).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.1)
+    theirs.save_pretrained(tmp_path)
+    prompt = list(range(50, 120))
+    with torch.inference_mode():
+        logits = theirs(input_ids=torch.tensor([prompt])).logits[0]
+    assert_close(PagedCache(decoder_of(tmp_path), 1, 9).step([], [(0, prompt)]), logits)
+    assert "its vision part is left out" in capsys.readouterr().err

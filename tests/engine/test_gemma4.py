@@ -12,6 +12,7 @@ from ranks_together import Together, met
 from sample_drive import Samples, drive, over, requests
 
 from penstock.engine.engine import Engine
+from penstock.errors import UsageError
 from penstock.layers.reading_attention import ReadingAttention
 from penstock.parallel.layout import Layout
 
@@ -69,8 +70,13 @@ def test_late_layers_read_the_last_of_their_kind_and_store_nothing() -> None:
     assert [form.block_bytes // (2 * 16 * 4) for form in model.paged_forms] == [2 * 8, 1 * 16, 2 * 8]
 
 
-def test_nothing_of_the_layer_before_counts_but_the_stream() -> None:
-    """Hidden states that are handed out are the stream behind a layer."""
+def test_a_gpu_is_refused_in_a_line() -> None:
+    with pytest.raises(UsageError, match="Gemma 4 has kernels for a CPU alone so far: take --device cpu"):
+        tiny_model(**MODEL, device="cuda")
+
+
+def test_streams_of_layers_can_be_handed_out() -> None:
+    """Layers leave no residual: what is handed out is the whole stream."""
     model = tiny_model(**MODEL)
     model.hand_out([1, 4], 8)
     assert {layer: tuple(kept.shape) for layer, kept in model.handed.items()} == {1: (8, 32), 4: (8, 32)}

@@ -29,5 +29,5 @@ def test_says_what_transformers_says(name: str, dtype: str, tmp_path: Path) -> N
 def test_heads_too_wide_for_the_kernels_are_one_line(tmp_path: Path) -> None:
     line = "does not compile on .*shared memory.*: run without it by --kernels reference"
     with pytest.raises(EngineError, match=re.compile(line)) as told:
-        judge(("Llama", heads(4, 2, 512)), tmp_path, Work(), device="cuda", dtype="bfloat16")
+        judge(("Llama", heads(4, 2, 1024)), tmp_path, Work(), device="cuda", dtype="bfloat16")
     assert "\n" not in str(told.value)

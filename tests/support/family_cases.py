@@ -52,6 +52,10 @@ DELTA = {
 }  # fmt: skip
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 2}
+GEMMA4 = {
+    "sliding_window": 37, "num_hidden_layers": 4, "vocab_size_per_layer_input": VOCABULARY,
+    "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")],
+}  # fmt: skip
 LATENT = {
     "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": 48, "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 32, "v_head_dim": 32, "n_routed_experts": 6, "num_experts_per_tok": 2,
@@ -252,6 +256,15 @@ CASES: dict[str, Case] = {
     "glm4_moe_lite 16 of 512 + 64": (
         "Glm4MoeLite", LATENT | {"num_attention_heads": 16, "num_key_value_heads": 16, "v_head_dim": 64}
         | {"mlp_layer_types": ["sparse", "dense", "sparse"], "n_group": 1, "topk_group": 1} | THREE,
+    ),
+    "gemma4 4/2 of 64 and 128, layers' own inputs": (
+        "Gemma4Text", heads(4, 2, 64) | GEMMA4 | {"global_head_dim": 128, "num_kv_shared_layers": 2}
+        | {"use_double_wide_mlp": True, "hidden_size_per_layer_input": 16, "final_logit_softcapping": 30.0},
+    ),
+    "gemma4 8/2 of 256 and 512, keys as values, experts": (
+        "Gemma4Text", heads(8, 2, 256) | GEMMA4 | {"global_head_dim": 512, "num_global_key_value_heads": 1}
+        | {"attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6}
+        | {"top_k_experts": 2, "moe_intermediate_size": 48},
     ),
     "smollm3 4/1 of 64, every second turns": (
         "SmolLM3", heads(4, 1, 64) | {"no_rope_layers": [1, 0, 1]} | THREE,

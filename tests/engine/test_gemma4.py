@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from execute_drive import CONFIG, tiny_model, tiny_runner
+from paged_cache import PagedCache
 from ranks_together import Together, met
 from sample_drive import Samples, drive, over, requests
 
@@ -77,6 +79,8 @@ def test_a_gpu_is_refused_in_a_line() -> None:
 
 def test_streams_of_layers_can_be_handed_out() -> None:
     """Layers leave no residual: what is handed out is the whole stream."""
-    model = tiny_model(**MODEL)
-    model.hand_out([1, 4], 8)
-    assert {layer: tuple(kept.shape) for layer, kept in model.handed.items()} == {1: (8, 32), 4: (8, 32)}
+    model, ids = tiny_model(**MODEL), [5, 9, 11, 7]
+    model.hand_out([4], 8)
+    logits = PagedCache(model, 1, 2).step([], [(0, ids)])
+    stream = model.handed[4][: len(ids)]
+    assert torch.equal(model.logits(model.norm.last(model.ops, stream, None)), logits)

@@ -235,6 +235,7 @@ def run_session(works: list[Work], knobs: dict[str, Any], shape: Shape, options:
     try:
         device = find_device(knobs.get("device", "auto"))
         machine = probe(shape, device, find_dtype(knobs.get("dtype", "auto"), device))  # while the memory is free
+        machine = machine.shared_by(int(knobs.get("tensor_parallel_size", 1)))
         begin = time.monotonic()
         with LLM(**knobs) as llm:
             if options.spread_experts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -57,6 +57,10 @@ class Machine:
     def best_rate(self, numbers: int) -> float:
         """Operations a second, of a layer's products at their best."""
         return max(2.0 * numbers * rows / seconds for rows, seconds in zip(self.rows, self.layer, strict=True))
+
+    def shared_by(self, ranks: int) -> Machine:
+        """Returns it for ranks that share products out evenly. What they tell each other isn't in it."""
+        return replace(self, layer=tuple(t / ranks for t in self.layer), head=tuple(t / ranks for t in self.head))
 
 
 def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:

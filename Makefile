@@ -10,7 +10,8 @@
 #   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
 #   make real     published checkpoints, from packages: against transformers and lm_eval, tools, forms, streams, builds
 #   make docs     write the generated pages anew (docs/cli.md, docs/config.md, docs/coming_from_vllm.md)
-#   make packaging  installs what lints deploy/, Modal's client and Ray; without it `make test` skips those by name
+#   make packaging  installs what lints deploy/ and builds wheels, Modal's client and Ray; else `make test` skips those by name
+#   make wheel    the wheel and source distribution of penstock, and penstock-client's wheel, into dist/
 #   make setup    what the others begin with
 #
 # An image that has torch already, and no registry (a GPU machine): `make test PY=python3` installs nothing and runs
@@ -39,6 +40,7 @@ DEVELOPMENT := $(VENV)/development.stamp
 RELIABILITY := $(VENV)/reliability.stamp
 PACKAGING := $(VENV)/packaging.stamp
 REAL := $(VENV)/real.stamp
+WHEEL := $(VENV)/wheel.stamp
 WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 endif
 
@@ -50,7 +52,7 @@ GO_ON := "go on with: source $(VENV)/bin/activate && penstock serve demo    (or 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packaging demo test test-cpus check lint types laws almanac bench reliability soak real docs
+.PHONY: help setup packaging wheel demo test test-cpus check lint types laws almanac bench reliability soak real docs
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -108,6 +110,12 @@ soak: $(DEVELOPMENT)
 real: $(REAL)
 	$(PY) tests/real/run.py
 
+# The wheel is built of the source distribution, so that this is known to be whole.
+wheel: $(WHEEL)
+	rm -f dist/penstock*
+	$(PY) -m build --outdir dist .
+	$(PY) -m build --wheel --outdir dist packages/client
+
 docs: $(DEVELOPMENT)
 	$(PY) scripts/make_docs.py
 
@@ -160,4 +168,9 @@ $(VENV)/real.stamp: $(VENV)/development.stamp
 $(VENV)/packaging.stamp: $(VENV)/development.stamp
 	@echo "setup: Modal's client, Ray, and what lints deploy/"
 	@$(PIP) -e ".[packaging]"
+	@touch $@
+
+$(VENV)/wheel.stamp: $(VENV)/python.stamp
+	@echo "setup: what builds wheels"
+	@$(PIP) "build>=1.2"
 	@touch $@

@@ -60,7 +60,13 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in (_HOMES[name], _HOMES[name].rpartition(".")[0]):
+            raise
+        message = f"penstock.{name} needs the engine, and this is penstock-client: pip install penstock"
+        raise ImportError(message) from error
 
 
 def __dir__() -> list[str]:

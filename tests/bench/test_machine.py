@@ -47,8 +47,11 @@ def test_a_machine_elsewhere_is_what_its_file_says(tmp_path: Path, monkeypatch: 
     (tmp_path / "m.json").write_text(told.model_dump_json())
     assert machine_of(tmp_path / "m.json", "http://192.0.2.1:8000", started=False) == told
     assert machine_of(None, "http://localhost:8000", started=False).cpu == this_machine().cpu
-    with pytest.raises(UsageError, match=r"the server is on 192\.0\.2\.1: describe that machine"):
+    with pytest.raises(UsageError, match=r"the server is on 192\.0\.2\.1: describe that machine") as refused:
         machine_of(None, "http://192.0.2.1:8000", started=False)
+    (tmp_path / "m.json").write_text(str(refused.value).split("FILE.json, as ")[1])  # what the line says is taken
+    shown = machine_of(tmp_path / "m.json", "http://192.0.2.1:8000", started=False)
+    assert shown.gpu is not None and shown.gpu.name == "NVIDIA H200"
     with pytest.raises(UsageError, match="describes no machine: No such file"):
         machine_of(tmp_path / "none.json", None, started=False)
 

@@ -22,6 +22,10 @@ from penstock.errors import EngineError, UsageError
 QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
 PATIENCE = 60  # seconds for nvidia-smi
 HERE = ("127.0.0.1", "localhost", "::1")
+EXAMPLE = (  # of a machine's file; without a GPU "gpu" is null
+    '{"gpu": {"name": "NVIDIA H200", "count": 1, "memory_mib": 143771, "driver": "580.159.04"}, "cpu": "AMD EPYC", '
+    '"cores": 16, "memory_mib": 1031000, "system": "Linux 6.8", "python": "3.12.3"}'
+)
 
 
 def machine_of(
@@ -38,15 +42,14 @@ def machine_of(
             raise UsageError(f"{file} describes no machine: {why}", param="machine") from error
     if url is not None and (host := target_of(url).host) not in HERE:
         raise UsageError(
-            f"the server is on {host}: describe that machine with --machine FILE.json, of the fields "
-            f"{', '.join(MachineInfo.model_fields)}",
+            f"the server is on {host}: describe that machine with --machine FILE.json, as {EXAMPLE}",
             param="machine",
         )
     machine = this_machine(environment, started=started)
     if not started and machine.gpu is not None and machine.gpu.count > 1:
         raise UsageError(
             f"this machine has {machine.gpu.count} GPUs, and nobody here knows which of them the server has: describe "
-            f"its machine with --machine FILE.json, of the fields {', '.join(MachineInfo.model_fields)}",
+            f"its machine with --machine FILE.json, as {EXAMPLE}",
             param="machine",
         )
     return machine

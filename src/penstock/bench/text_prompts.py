@@ -6,12 +6,16 @@ It knows a tokenizer.json; no server.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TRIES = 60
 FEWEST = 100  # words, that no two texts begin alike
@@ -49,6 +53,12 @@ class TextPrompts:
 
 
 def _tokenizer(path: Path) -> Tokenizer:
+    if find_spec("tokenizers") is None:
+        raise UsageError(
+            "texts of an exact length need the tokenizers library: pip install 'penstock-client[text]'", param="text"
+        )
+    from tokenizers import Tokenizer
+
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         return Tokenizer.from_file(str(file))

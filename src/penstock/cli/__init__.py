@@ -1,5 +1,13 @@
-"""The command line of `penstock` and `python -m penstock`. Every command imports what it needs when it runs."""
+"""The command line of `penstock` and `python -m penstock`. Every command imports what it needs when it runs.
 
-from penstock.cli.commands import app, main
+The distribution penstock installs all commands, penstock-client those of `root` alone: they need no engine.
+"""
+
+from importlib import import_module
+
+from penstock.cli.root import ENGINE, app, main
 
 __all__ = ["app", "main"]
+
+if ENGINE:
+    import_module("penstock.cli.commands")

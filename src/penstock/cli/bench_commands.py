@@ -198,9 +198,18 @@ def _from_environment() -> bool:
 
 
 def _packaged(name: str) -> Path | None:
-    """`demo` is a folder of the package, to any engine."""
+    """`demo` is a folder of the package, to any engine. Raises UsageError in penstock-client, which has no model."""
+    from importlib.util import find_spec
+
+    from penstock.errors import UsageError
+
     if name != "demo":
         return None
+    if find_spec("penstock.demo") is None:
+        raise UsageError(
+            "the demo model is in penstock, and this is penstock-client: name a folder, or pip install penstock",
+            param="model",
+        )
     from penstock.demo import model_folder
 
     return model_folder()

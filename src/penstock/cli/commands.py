@@ -1,25 +1,21 @@
-"""The command line: parse, import, call. Every command imports what it needs inside itself, so `--help` loads no torch.
+"""The engine's commands: parse, import, call. Each imports what it needs inside itself, so `--help` loads no torch.
 
-Engine options are not written here: `engine_options` makes them. What goes wrong is one line: `exit_codes`.
+Engine options are not written here: `engine_options` makes them. Commands that need no engine are in `root`.
 """
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock import __version__
-from penstock.cli.almanac_commands import almanac_app
-from penstock.cli.batch_commands import batch_app
-from penstock.cli.bench_commands import bench_app
 from penstock.cli.build_command import add_build
 from penstock.cli.deploy_commands import deploy_app
 from penstock.cli.engine_options import EngineCommand, ServeCommand, engine_options
-from penstock.cli.exit_codes import OneLineCommand, misread, stopped_by_sigterm
+from penstock.cli.exit_codes import OneLineCommand, stopped_by_sigterm
+from penstock.cli.root import app
 from penstock.cli.simulate_command import add_simulate
 from penstock.config import Config
 from penstock.errors import UsageError
@@ -27,21 +23,6 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from penstock.jobs.open_llm import OpenLLM
 
-MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's
-
-app = typer.Typer(
-    name="penstock",
-    help="Runs open-weight language models at full pressure.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain: half the time to start, and no option name is cut short
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-app.add_typer(bench_app, name="bench")
-app.add_typer(almanac_app, name="almanac")
-app.add_typer(batch_app, name="batch")
 app.add_typer(deploy_app, name="deploy")
 add_build(app)
 add_simulate(app)
@@ -63,30 +44,6 @@ Workers = Annotated[
     typer.Option(help="Engines on Ray. Left out: as many as its GPUs give; without GPUs one a machine."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for samples, summary and report; the same one goes on where it was.")]
-
-
-def main() -> None:
-    """The entry point of `penstock` and `python -m penstock`."""
-    try:
-        code = app(standalone_mode=False)
-    except MISREAD as error:
-        sys.exit(misread(error))
-    sys.exit(code)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"penstock {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Runs open-weight language models at full pressure."""
 
 
 @app.command(cls=EngineCommand)

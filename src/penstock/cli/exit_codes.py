@@ -93,8 +93,10 @@ def _as_typed(line: str, options: Collection[str]) -> str:
     return re.sub(rf"(?<![\w.-])({'|'.join(names)})(?![\w=])", lambda m: "--" + m[1].replace("_", "-"), line)
 
 
-def misread(error: Any) -> int:
-    """Says in one line what the parser makes of a command line that it cannot read, and returns the exit code."""
+def misread(error: Any, *, engine: bool) -> int:
+    """Says in one line what the parser makes of a command line that it cannot read, and returns the exit code.
+
+    engine: whether the engine's commands are installed; where they aren't, the line says what brings them."""
     near = get_close_matches(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or (), cutoff=0.9)
     if hasattr(error, "possibilities"):  # the parser's begin at 0.6: --enable-lora would be --enable-prefix-caching
         error.possibilities = near
@@ -104,5 +106,8 @@ def misread(error: Any) -> int:
         return int(error.exit_code)
     said = said.replace("Value error, ", "").rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "penstock"
-    print(f"penstock: {said[:1].lower()}{said[1:]}: see {command} -h", file=sys.stderr)
+    way = f"see {command} -h"
+    if not engine and said.startswith("No such command"):
+        way += ", or `pip install penstock` for the engine's commands (this is penstock-client)"
+    print(f"penstock: {said[:1].lower()}{said[1:]}: {way}", file=sys.stderr)
     return int(error.exit_code)

@@ -1,0 +1,68 @@
+"""`penstock` itself, with the commands that speak to servers over HTTP and need no engine: bench, almanac, batch.
+
+The distribution penstock-client installs these alone; `commands` adds the engine's where the engine is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import __version__
+from penstock.cli.almanac_commands import almanac_app
+from penstock.cli.batch_commands import batch_app
+from penstock.cli.bench_commands import bench_app
+from penstock.cli.exit_codes import misread
+
+HERE = Path(__file__).parent
+ENGINE = (HERE / "commands.py").is_file()  # whether the engine's commands are installed
+CLIENT = (HERE / "client.txt").is_file()  # whether penstock-client is: its wheel alone has this file
+MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's
+
+app = typer.Typer(
+    name="penstock",
+    help="Runs open-weight language models at full pressure.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain: half the time to start, and no option name is cut short
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.add_typer(bench_app, name="bench")
+app.add_typer(almanac_app, name="almanac")
+app.add_typer(batch_app, name="batch")
+
+
+def main() -> None:
+    """The entry point of `penstock` and `python -m penstock`."""
+    if ENGINE and CLIENT:
+        print(
+            "penstock: penstock and penstock-client are both installed here, and write the same files: "
+            "`pip uninstall penstock-client penstock`, then `pip install penstock`, which has all commands",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    try:
+        code = app(standalone_mode=False)
+    except MISREAD as error:
+        sys.exit(misread(error, engine=ENGINE))
+    sys.exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="" if ENGINE else "This is penstock-client: `pip install penstock` brings the engine's commands.")
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Runs open-weight language models at full pressure."""

@@ -99,7 +99,7 @@ def test_groups_of_several_forms() -> None:
     assert found.kinds == {"int4", "fp8"}
 
 
-UNREAD = ("gguf", "hqq", "aqlm", "quip", "exl2", "modelopt", "torchao")
+UNREAD = ("gguf", "hqq", "aqlm", "quip", "exl2", "torchao")
 REFUSALS: list[tuple[Any, str]] = [
     ("fp8", "must be an object"),
     ({}, "quant_method '' is not read"),
@@ -124,7 +124,6 @@ REFUSALS: list[tuple[Any, str]] = [
     ({**HF_FP8, "expert_dtype": "fp4"}, "expert_dtype 'fp4' is not read, only 'fp8'"),
     ({**HF_FP8, "activation_scheme": "other"}, "activation_scheme 'other' is not read"),
     ({**HF_FP8, "modules_to_not_convert": "lm_head"}, "must be a list of names"),
-    (compressed(floats("channel"), "nvfp4-pack-quantized"), "'nvfp4-pack-quantized' is not read: four-bit floats"),
     (compressed(floats("channel"), "marlin-24"), "sparse matrices"),
     (compressed(floats("channel"), "dense"), "format 'dense' is not read"),
     (compressed(ints(4, 64), "int-quantized"), "num_bits 4 is not read, only 8"),

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -32,6 +33,7 @@ from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import INDEX, Entry, read_entries, read_header, read_tensors
 from penstock.weights.find import HUB_FILES
 
+TOGETHER = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"})  # with what stands beside them
 WRITTEN_HERE = ("*.safetensors", INDEX, "config.json")  # the other files are copied as they are
 
 
@@ -59,12 +61,14 @@ def write_quantized(
     kinds, group = kinds_written(folder, kind, keep_wide, fp8_head)
     untied = config.tie_word_embeddings and HEAD in kinds
     shards: dict[Path, list[Entry]] = {}
-    for entry in read_entries(folder).values():
+    every = read_entries(folder)
+    for entry in every.values():
         shards.setdefault(entry.shard, []).append(entry)
+    largest = _largest_together(every, [name for name, of in kinds.items() if of == "nvfp4"], adapter)
     out.mkdir(parents=True, exist_ok=True)
     for number, (shard, entries) in enumerate(shards.items(), 1):
         if not (out / shard.name).exists():
-            stored = dict(_stored(entries, kinds, group, adapter, untied, rounded))
+            stored = dict(_stored(entries, kinds, group, adapter, untied, rounded, largest))
             save_whole(stored, out / shard.name)
         tell(f"shard {number} of {len(shards)}: {shard.name}")
     wide = [e.name for entries in shards.values() for e in entries if len(e.shape) == 2]
@@ -131,6 +135,21 @@ def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
         )
 
 
+def _largest_together(entries: dict[str, Entry], names: list[str], adapter: Adapter | None) -> dict[str, Tensor]:
+    """Returns of each matrix the largest magnitude of those that are multiplied together with it (q, k, v; gate, up of
+    an MLP or expert): vLLM multiplies them by one scale of the whole, which llm-compressor has them share too."""
+    together: dict[tuple[str, bool], list[Tensor]] = {}
+    by_name = {}
+    for entry, tensor in read_tensors([entries[f"{name}.weight"] for name in names]):
+        name = entry.name.removesuffix(".weight")
+        merged = tensor if adapter is None else adapter.merged(entry.name, tensor)
+        at, _, matrix = name.rpartition(".")
+        key = (at, True) if matrix in TOGETHER else (name, False)
+        together.setdefault(key, []).append(merged.abs().max().float())
+        by_name[name] = key
+    return {name: torch.stack(together[key]).max() for name, key in by_name.items()}
+
+
 def write_merged(folder: Path, out: Path, adapter: Adapter, tell: Callable[[str], None]) -> None:
     """Writes those shards to `out` that an adapter changes, in the dtypes that they have. One that is there is kept."""
     shards: dict[Path, list[Entry]] = {}
@@ -151,8 +170,10 @@ def _stored(
     adapter: Adapter | None,
     untied: bool = False,
     rounded: Path | None = None,
+    largest: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Tensor]]:
-    """What the new shard holds of an old one's tensors. untied: the embedding's numbers are the head's too."""
+    """What the new shard holds of an old one's tensors. untied: the embedding's numbers are the head's too.   largest:
+    magnitude of a matrix, and of those that share nvfp4's scale of the whole with it."""
     for entry, tensor in read_tensors(entries):
         name = entry.name.removesuffix(".weight")
         merged = tensor if adapter is None else adapter.merged(entry.name, tensor)
@@ -163,7 +184,10 @@ def _stored(
             continue  # the same once more
         if name in kinds:
             made = None if rounded is None else rounded / f"{name}.safetensors"
-            stored = load_file(made) if made and made.exists() else store(merged, kinds[name], group, tensor.dtype)
+            if made and made.exists():
+                stored = load_file(made)
+            else:
+                stored = store(merged, kinds[name], group, tensor.dtype, most=largest.get(name))
             yield from ((f"{name}.{suffix}", new) for suffix, new in stored.items())
         else:
             yield entry.name, merged.to(tensor.dtype, copy=True)

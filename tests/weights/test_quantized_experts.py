@@ -31,7 +31,18 @@ CONFIG = {
 }  # fmt: skip
 ATTENTION = {f"self_attn.{name}_proj": (64, 64) for name in "qkvo"}
 NORMS = {"input_layernorm": 64, "post_attention_layernorm": 64, "self_attn.q_norm": 32, "self_attn.k_norm": 32}
-STORED = ["awq 32", "gptq 32", "gptq 64 sym", "packed 4", "packed 4 zeros", "packed 8", "int8"]
+STORED = [
+    "awq 32",
+    "gptq 32",
+    "gptq 64 sym",
+    "packed 4",
+    "packed 4 zeros",
+    "packed 8",
+    "int8",
+    "nvfp4",
+    "mxfp4",
+    "modelopt",
+]
 
 
 def expert_shapes() -> dict[str, tuple[int, int]]:
@@ -42,7 +53,9 @@ def expert_shapes() -> dict[str, tuple[int, int]]:
 def write(folder: Path, name: str | None) -> dict[str, Tensor]:
     """Writes a checkpoint in a form of FORMS; None: wide -> what its matrices are worth."""
     config, make = FORMS[name] if name else (None, None)
-    if config is not None and "ignore" in config:
+    if config is not None and config["quant_method"] == "modelopt":
+        config = config | {"ignore": ["lm_head", "*mlp.gate"]}
+    elif config is not None and "ignore" in config:
         config = config | {"ignore": ["lm_head", "re:.*gate$"]}
     if config is not None and config["quant_method"] in ("awq", "fp8"):
         config = config | {"modules_to_not_convert": ["gate"]}

@@ -142,9 +142,7 @@ def _config_of(keys: Keys) -> ModelConfig:
     quantized = keys.take("quantization_config", None)
     stored = None if quantized is None else read_quantization(quantized, keys.where)
     if stored is not None and stored.method == "mxfp4" and model_type != "gpt_oss":
-        raise keys.fail(
-            "quant_method 'mxfp4' is read for gpt_oss alone: take an fp8 one, or compressed-tensors' MXFP4"
-        )
+        raise keys.fail("quant_method 'mxfp4' is read for gpt_oss alone: take an fp8 one, or compressed-tensors' MXFP4")
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
     # False says that there are no windows: where there are, this model type doesn't read the key.
     unread = {"use_sliding_window": None} if any(config.windows) else {}

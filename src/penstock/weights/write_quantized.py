@@ -26,6 +26,7 @@ from penstock.models.decoder import EMBEDDING, HEAD, Decoder
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes, made_kind
+from penstock.quant.fp4 import MadeFp4
 from penstock.quant.integers import made_group
 from penstock.quant.weight import MadeWeight, Part
 from penstock.quant.write_compressed import MadeKind, store, told_in_config
@@ -33,7 +34,6 @@ from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import INDEX, Entry, read_entries, read_header, read_tensors
 from penstock.weights.find import HUB_FILES
 
-TOGETHER = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"})  # with what stands beside them
 WRITTEN_HERE = ("*.safetensors", INDEX, "config.json")  # the other files are copied as they are
 
 
@@ -64,7 +64,7 @@ def write_quantized(
     every = read_entries(folder)
     for entry in every.values():
         shards.setdefault(entry.shard, []).append(entry)
-    largest = _largest_together(every, [name for name, of in kinds.items() if of == "nvfp4"], adapter)
+    largest = _largest_together(model_written(config, kind, fp8_head), every, adapter) if kind == "nvfp4" else {}
     out.mkdir(parents=True, exist_ok=True)
     for number, (shard, entries) in enumerate(shards.items(), 1):
         if not (out / shard.name).exists():
@@ -135,19 +135,21 @@ def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
         )
 
 
-def _largest_together(entries: dict[str, Entry], names: list[str], adapter: Adapter | None) -> dict[str, Tensor]:
-    """Returns of each matrix the largest magnitude of those that are multiplied together with it (q, k, v; gate, up of
-    an MLP or expert): vLLM multiplies them by one scale of the whole, which llm-compressor has them share too."""
-    together: dict[tuple[str, bool], list[Tensor]] = {}
-    by_name = {}
-    for entry, tensor in read_tensors([entries[f"{name}.weight"] for name in names]):
-        name = entry.name.removesuffix(".weight")
-        merged = tensor if adapter is None else adapter.merged(entry.name, tensor)
-        at, _, matrix = name.rpartition(".")
-        key = (at, True) if matrix in TOGETHER else (name, False)
-        together.setdefault(key, []).append(merged.abs().max().float())
-        by_name[name] = key
-    return {name: torch.stack(together[key]).max() for name, key in by_name.items()}
+def _largest_together(model: Decoder, entries: dict[str, Entry], adapter: Adapter | None) -> dict[str, Tensor]:
+    """Returns of each matrix of nvfp4 the largest magnitude of those that are multiplied together with it (q, k, v;
+    gate, up of an MLP or expert): vLLM multiplies these by one scale of the whole, and llm-compressor has them share
+    it."""
+    largest = {}
+    for weight in model.weights():
+        together: dict[str, list[Entry]] = {}
+        for part in weight.parts if isinstance(weight, MadeFp4) else ():
+            if part.name in entries:
+                together.setdefault(part.name.rsplit(".", 2)[0], []).append(entries[part.name])
+        for some in together.values():
+            read = [tensor if adapter is None else adapter.merged(e.name, tensor) for e, tensor in read_tensors(some)]
+            most = torch.stack([matrix.abs().max().float() for matrix in read]).max()
+            largest |= {entry.name.removesuffix(".weight"): most for entry in some}
+    return largest
 
 
 def write_merged(folder: Path, out: Path, adapter: Adapter, tell: Callable[[str], None]) -> None:

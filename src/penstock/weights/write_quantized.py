@@ -139,7 +139,7 @@ def _largest_together(model: Decoder, entries: dict[str, Entry], adapter: Adapte
     """Returns of each matrix of nvfp4 the largest magnitude of those that are multiplied together with it (q, k, v;
     gate, up of an MLP or expert): vLLM multiplies these by one scale of the whole, and llm-compressor has them share
     it."""
-    largest = {}
+    largest: dict[str, Tensor] = {}
     for weight in model.weights():
         together: dict[str, list[Entry]] = {}
         for part in weight.parts if isinstance(weight, MadeFp4) else ():

@@ -65,7 +65,7 @@ def test_two_ranks_have_together_what_one_has(tmp_path: Path, name: str) -> None
     torch.testing.assert_close(gate_up, x @ fused(worth, "gate_up").T, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("made", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("made", ["fp8", "int8", "int4", "nvfp4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dummy_weights_are_drawn_for_what_is_made(tmp_path: Path, made: str, dtype: torch.dtype) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

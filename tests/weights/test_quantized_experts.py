@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quantized_forms import FORMS
+from quantized_forms import E2M1, FORMS
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from penstock.errors import CheckpointError
 from penstock.kernels.choose import choose
 from penstock.layers.moe import Moe
 from penstock.parallel.layout import ALONE, Layout
+from penstock.quant.fp4 import to_nvfp4
 from penstock.quant.integers import to_int
 from penstock.weights.load import load_model
 
@@ -130,6 +131,18 @@ def test_integers_are_made_at_load_and_the_router_stays(tmp_path: Path, made: st
         numbers, scale = to_int(worth[at], bits, group, torch.float32)
         worth[at] = numbers.float() * scale.repeat_interleave(group, 1)
     close(moe_of(tmp_path, quantization=made)(choose(CPU, torch.float32), x), dequantised(x, worth))
+
+
+def test_nvfp4_is_made_at_load_and_the_router_stays(tmp_path: Path) -> None:
+    worth, x = write(tmp_path, None), rows()
+    for at in expert_shapes():
+        numbers, scale, whole = to_nvfp4(worth[at])
+        worth[at] = torch.tensor(E2M1)[numbers.long()] * (scale.float() / whole).repeat_interleave(16, 1)
+    ops = choose(CPU, torch.float32)
+    close(moe_of(tmp_path, quantization="nvfp4")(ops, x), dequantised(x, worth))
+    shares = [moe_of(tmp_path, Layout(rank, 2), "nvfp4") for rank in range(2)]
+    scores = x @ worth["mlp.gate"].T
+    close(sum(ops.experts(x, scores, share.prepared) for share in shares), dequantised(x, worth))
 
 
 @pytest.mark.parametrize("form", ["hf fp8", "fp8 block"])

@@ -45,7 +45,10 @@ class ExpertMatrix:
 
     @property
     def in_fp4(self) -> bool:
-        return self.in_four_bits and self.scale is not None and self.scale.dtype in (torch.uint8, E4M3)
+        """Whether numbers are four-bit floats. MXFP4's scales are whole numbers, also where a column joins them."""
+        if not self.in_four_bits or self.scale is None:
+            return False
+        return self.scale.dtype == E4M3 or not self.scale.is_floating_point()
 
     @property
     def integers(self) -> int:

@@ -75,6 +75,7 @@ def test_four_bit_floats_of_each_writer() -> None:
         (MODELOPT | {"ignore": ["model.layers.2.mlp*"]}, "model.layers.2.mlp.up_proj", "model.layers.20.mlp.up_proj"),
         (MODELOPT | {"ignore": ["model.layers.2"]}, "model.layers.2.mlp.up_proj", "model.layers.20.mlp.up_proj"),
         (MODELOPT | {"ignore": ["*.mlp.gate"]}, "model.layers.2.mlp.gate", "model.layers.2.mlp.gate_proj"),
+        (MODELOPT | {"ignore": ["*.a*", "*b*c*d", "*layers.0.self*"]}, "model.layers.0.self_attn.q_proj", AT),
         (MODELOPT | {"ignore": ["*layers.3*shared_expert"]}, "a.layers.3.mlp.shared_expert.up_proj", AT),
         ({**HF_FP8, "modules_to_not_convert": ["mlp.gate", "model.layers.2"]}, "a.mlp.gate", "a.mlp.gate_proj"),
         ({**HF_FP8, "modules_to_not_convert": ["layers.2"]}, "layers.2.mlp.up_proj", "layers.20.mlp.up_proj"),

@@ -243,6 +243,10 @@ FORMS: dict[str, tuple[dict[str, object], Callable[[int, int, int], Stored]]] = 
     ),
     "mxfp4": (compressed(fours(32), "mxfp4-pack-quantized"), mxfp4),
     "modelopt": (MODELOPT, lambda n, k, s: nvfp4(n, k, s, True)),
+    "modelopt fp8": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+        lambda n, k, s: fp8_one(n, k, s, "weight_scale", "input_scale"),
+    ),
     "modelopt nested": ({**HF_QUANT, "quant_method": "modelopt"}, lambda n, k, s: nvfp4(n, k, s, True)),
     "int8": (compressed(ints(8, None), "int-quantized"), lambda n, k, s: plain_int8(n, k, k, s)),
     "int8 zeros": (

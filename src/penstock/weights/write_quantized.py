@@ -75,8 +75,11 @@ def write_quantized(
     ignored = [name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in kinds]
     raw = json.loads((folder / "config.json").read_text()) | ({"tie_word_embeddings": False} if untied else {})
     others = {name: of for name, of in kinds.items() if of != kind or name == HEAD}  # vLLM's head is no `Linear`
-    if config.tie_word_embeddings and not untied and (head := made_kind(kind, HEAD)):
-        others[HEAD] = head  # made of the embedding at load
+    if config.tie_word_embeddings and not untied:
+        if head := made_kind(kind, HEAD):
+            others[HEAD] = head  # made of the embedding at load
+        else:
+            ignored.append(HEAD)  # transformers has a `Linear` there
     _write_json(out / "config.json", {**raw, "quantization_config": told_in_config(kind, group, ignored, others)})
     if len(shards) > 1:
         held = {entry.name: shard.name for shard in shards for entry in read_header(out / shard.name)}

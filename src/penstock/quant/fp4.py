@@ -15,7 +15,7 @@ checkpoint is in bfloat16, the whole's scale and a group's largest magnitude / 6
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -165,8 +165,8 @@ class MadeFp4(MadeWeight):
     def nbytes(self) -> int:
         return super().nbytes + self.scale.nbytes + self.whole.nbytes
 
-    def _arrays(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return self.value, self.scale, self.whole
+    def _arrays(self) -> Iterator[Tensor]:
+        yield from (self.value, self.scale, self.whole)
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
         """Scales are those of the whole matrix, also where ranks have a piece of it each."""

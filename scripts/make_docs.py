@@ -239,21 +239,32 @@ MADE_ROWS = {
     "int8": "symmetric, a scale an output, to the nearest; the head too",
     "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide, 32 of fewer than 768; of a build the "
     "smallest for all), to the nearest, in a build by what is multiplied ([build.md](build.md)); the head int8",
+    "nvfp4": "e2m1, an e4m3 scale for 16 inputs and a float32 for the whole, compressed-tensors' numbers byte for "
+    "byte; in a build q, k and v, and gate and up, share the last, as vLLM wants it; the head stays wide. On a CPU "
+    "alone so far",
 }
 QUANTIZATION_NOTES = """\
 Routers of experts stay wide (of GPTQ, which doesn't name them, too); experts have every form above, but
 gpt-oss's, which stay as the checkpoint has them (`mxfp4`, or wide). `lm_head` is as wide as the checkpoint has it.
 
-Scales of activations that a checkpoint brings (`input_scale`, `activation_scale`) are read past: a row gets a scale
-of its own where it is multiplied in eight bits, which is finer, and none elsewhere. `kv_cache_scheme` and the
-scales of K and V are read where KV is (`kv_cache_dtype`). Matrices that
-are multiplied together (q, k, v; gate, up) must be stored alike. Over several ranks a matrix is cut by outputs
-anywhere, by inputs between groups or blocks. A key that nobody knows, and that may change numbers, is refused by name.
+Scales of activations that a checkpoint brings (`input_scale`, `input_global_scale`, `activation_scale`) are read past:
+a row gets a scale of its own where it is multiplied in eight bits, which is finer, and none elsewhere.
+`kv_cache_scheme` and the scales of K and V are read where KV is (`kv_cache_dtype`). Matrices that are multiplied
+together (q, k, v; gate, up) must be stored alike. Over several ranks a matrix is cut by outputs anywhere, by inputs
+between groups or blocks. A key that nobody knows, and that may change numbers, is refused by name.
+
+**Four-bit floats** (NVFP4, MXFP4: [four_bit_floats.md](design/four_bit_floats.md)) are weights here and nothing else:
+a checkpoint that means its activations to be in four bits too (`NVFP4` of ModelOpt, `input_activations` of 4 bits) is
+served with those as wide as the model, which loses less, and the start says so on standard error. Dense matrices have
+them, experts, and heads that are not tied. They are read where 32 divides a row, and on several ranks no cut goes
+through 32 inputs. A GPU refuses them so far, but for gpt-oss's experts. `hf_quant_config.json` is read where
+config.json says nothing. A scale of the whole that is 0, negative or no number is refused by name.
 
 **Which kernels.** On a GPU: [eight_bits.md](design/eight_bits.md). On a CPU with VNNI int8 goes as integers, with rows
 in sixteen bits, and int4 in groups by torch's own product: one request of Qwen2.5-0.5B's shape is 1.4 to 1.8 and 1.7 to
 1.9 times as fast as in bfloat16, its products of 512 rows together take 1.5 and 2.5 times as long. Everything else is
-widened for each product there, and slow: float8 is slower than bfloat16, for half of its memory, and the start says so.
+widened for each product there, and slow: float8 is slower than bfloat16, for half of its memory, four-bit floats for
+0.28 of it, and the start says so.
 """
 
 
@@ -265,7 +276,8 @@ def quantization_page() -> str:
     return "\n".join([
         f"# Quantized models\n\n{NOTE}\n{QUANTIZATION}",
         "## Read\n\n| `quant_method` | |\n| --- | --- |", *read,
-        "\n`--quantization` may name the method, or what its numbers are (`fp8`, `int8`, `int4`); no other.\n",
+        "\n`--quantization` may name the method, or what its numbers are (`fp8`, `int8`, `int4`, `nvfp4`, `mxfp4`); no "
+        "other.\n",
         "## Made at load\n\n| `--quantization` | |\n| --- | --- |", *made,
         f"\n{QUANTIZATION_NOTES}",
         "## Refused\n",

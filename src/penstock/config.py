@@ -21,7 +21,9 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal["auto", "reference"]
-Quantization = Literal["auto", "fp8", "int8", "int4", "compressed-tensors", "awq", "gptq", "mxfp4"]
+Quantization = Literal[
+    "auto", "fp8", "int8", "int4", "nvfp4", "compressed-tensors", "modelopt", "modelopt_fp4", "awq", "gptq", "mxfp4"
+]  # fmt: skip
 KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
 PrefixGroups = Literal["auto", "always", "off"]
@@ -42,8 +44,8 @@ class ModelOptions:
     )
     quantization: Quantization = _knob(
         "auto",
-        "Numbers of the layers' products. `auto`: the checkpoint's; `fp8`, `int8`, `int4`: made of wider ones. "
-        "The others name what a quantized checkpoint has.",
+        "Numbers of the layers' products. `auto`: the checkpoint's; `fp8`, `int8`, `int4`, `nvfp4`: made of wider "
+        "ones. The others name what a quantized checkpoint has.",
     )
     kv_cache_dtype: KvCacheDtype = _knob(
         "auto",

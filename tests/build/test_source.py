@@ -67,7 +67,7 @@ def test_a_device_too_small_for_the_check_is_told(model: Path, tmp_path: Path, m
         check_room(options(model, tmp_path / "out", knobs={"device": "cpu"}), source)
 
 
-@pytest.mark.parametrize("kind", ["none", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["none", "fp8", "int8", "int4", "nvfp4"])
 def test_what_is_written_takes_what_was_told(kind: str, model: Path, tmp_path: Path) -> None:
     told = options(model, tmp_path / "out", quantization=kind)
     _, written = _sizes(told, source := fetch(told))

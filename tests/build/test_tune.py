@@ -247,6 +247,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
         ({"keep_wide": ["a"]}, "awq", (9, 0), "is quantized already"),
         ({"quantization": "fp8"}, None, (8, 0), "slower than bfloat16 on a some GPU, .*: take int8 or int4"),
         ({"quantization": "fp8"}, None, (8, 9), "slower than bfloat16"),
+        ({"quantization": "nvfp4"}, None, (9, 0), "four-bit floats .* have kernels on a CPU alone so far: take"),
         ({"kv_cache_dtype": "fp8"}, None, (8, 6), "kv_cache_dtype fp8 needs .* this one has 8.6: leave it auto"),
     ],
 )
@@ -263,10 +264,13 @@ def test_numbers_that_the_start_takes_are_taken(check: Check) -> None:
     check({}, "awq", (8, 0))
 
 
-def test_a_cpu_takes_float8_and_says_what_it_costs() -> None:
+def test_a_cpu_takes_floats_of_eight_and_four_bits_and_says_what_it_costs() -> None:
     told = BuildOptions(model="m", out="out", quantization="fp8", knobs={"device": "cpu"})
     source = SourceModel(folder="", revision=None, files={}, largest_shard=1, quantized=None)
     choose_weights.check_scheme(told, source)
     assert choose_weights.choose_weights(told, source, []).note.startswith("asked for; float8 weights are widened")
+    four = BuildOptions(model="m", out="out", quantization="nvfp4", knobs={"device": "cpu"})
+    choose_weights.check_scheme(four, source)
+    assert choose_weights.choose_weights(four, source, []).note.startswith("asked for; weights in four-bit floats are")
     int8 = BuildOptions(model="m", out="out", quantization="int8", knobs={"device": "cpu"})
     assert choose_weights.choose_weights(int8, source, []).note == "asked for"

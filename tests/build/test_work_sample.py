@@ -104,7 +104,7 @@ def test_what_all_prompts_begin_with() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"quantization": "fp4"}, "must be one of auto, none, fp8, int8, int4"),
+    ({"quantization": "fp4"}, "must be one of auto, none, fp8, int8, int4, nvfp4"),
     ({"objective": "fast"}, "must be one of throughput, latency"),
     ({"workload": "a", "shapes": ["1x1:1"]}, "leave one out"),
     ({"tune_minutes": -1.0}, "tune_minutes must be between"),

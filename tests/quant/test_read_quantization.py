@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from quantized_forms import AWQ, FORMS, GPTQ, HF_FP8, TOKENS, compressed, floats, ints
+from quantized_forms import AWQ, FORMS, GPTQ, HF_FP8, MODELOPT, NARROW_ROWS, TOKENS, compressed, floats, fours, ints
 
 from penstock.errors import CheckpointError
 from penstock.quant.read_quantization import read_quantization
@@ -40,9 +40,43 @@ def test_what_is_read() -> None:
     assert read(compressed(ints(4, 64, False), "pack-quantized")).form_of(AT) == form
 
 
+NVFP4 = StoredForm("nvfp4", "group", 16, packing="modelopt")
+LAYERS = {"model.layers.3.mlp": {"quant_algo": "NVFP4", "group_size": 16}, "a.attn": {"quant_algo": "FP8"},
+          "b.proj": {"quant_algo": "W4A16_NVFP4"}}  # fmt: skip
+MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": LAYERS}
+
+
+def test_four_bit_floats_of_each_writer() -> None:
+    assert (
+        read(MODELOPT).form_of(AT) == NVFP4 and read(MODELOPT | {"quant_method": "modelopt_fp4"}).form_of(AT) == NVFP4
+    )
+    for group, kind in ((16, "nvfp4"), (32, "mxfp4")):
+        found = read(compressed(fours(group), f"{kind}-pack-quantized")).form_of(AT)
+        assert found == StoredForm(kind, "group", group, packing="packed")  # type: ignore[arg-type]
+    mixed = read(MIXED)
+    assert mixed.form_of(AT) == NVFP4 and mixed.form_of("b.proj") == NVFP4 and mixed.form_of("a.other") is None
+    assert mixed.form_of("a.attn.q_proj") == StoredForm("fp8", "tensor") and mixed.kinds == {"nvfp4", "fp8"}
+    assert mixed.form_of("model.layers.30.mlp.up_proj") is None
+    narrow = {"group_0": {"targets": ["Linear"], "weights": fours(16), **NARROW_ROWS}}
+    for config, wanted in (
+        (compressed(fours(16), "nvfp4-pack-quantized"), False),
+        (compressed(fours(16), "nvfp4-pack-quantized", config_groups=narrow), True),
+        (MODELOPT, True),
+        (MODELOPT | {"quant_algo": "w4a16_nvfp4"}, False),
+        (MIXED, True),
+    ):
+        assert read(config).narrow_rows is wanted
+
+
 @pytest.mark.parametrize(
     "config, plain, quantized",
     [
+        (MODELOPT | {"ignore": ["*.self_attn*"]}, "model.layers.0.self_attn.q_proj", AT),
+        (MODELOPT | {"ignore": ["model.layers.2.mlp*"]}, "model.layers.2.mlp.up_proj", "model.layers.20.mlp.up_proj"),
+        (MODELOPT | {"ignore": ["model.layers.2"]}, "model.layers.2.mlp.up_proj", "model.layers.20.mlp.up_proj"),
+        (MODELOPT | {"ignore": ["*.mlp.gate"]}, "model.layers.2.mlp.gate", "model.layers.2.mlp.gate_proj"),
+        (MODELOPT | {"ignore": ["*.a*", "*b*c*d", "*layers.0.self*"]}, "model.layers.0.self_attn.q_proj", AT),
+        (MODELOPT | {"ignore": ["*layers.3*shared_expert"]}, "a.layers.3.mlp.shared_expert.up_proj", AT),
         ({**HF_FP8, "modules_to_not_convert": ["mlp.gate", "model.layers.2"]}, "a.mlp.gate", "a.mlp.gate_proj"),
         ({**HF_FP8, "modules_to_not_convert": ["layers.2"]}, "layers.2.mlp.up_proj", "layers.20.mlp.up_proj"),
         ({**HF_FP8, "ignored_layers": ["model.layers.0.mlp.up_proj"]}, "model.layers.0.mlp.up_proj", AT),
@@ -99,7 +133,7 @@ def test_groups_of_several_forms() -> None:
     assert found.kinds == {"int4", "fp8"}
 
 
-UNREAD = ("gguf", "hqq", "aqlm", "quip", "exl2", "modelopt", "torchao")
+UNREAD = ("gguf", "hqq", "aqlm", "quip", "exl2", "torchao")
 REFUSALS: list[tuple[Any, str]] = [
     ("fp8", "must be an object"),
     ({}, "quant_method '' is not read"),
@@ -124,7 +158,27 @@ REFUSALS: list[tuple[Any, str]] = [
     ({**HF_FP8, "expert_dtype": "fp4"}, "expert_dtype 'fp4' is not read, only 'fp8'"),
     ({**HF_FP8, "activation_scheme": "other"}, "activation_scheme 'other' is not read"),
     ({**HF_FP8, "modules_to_not_convert": "lm_head"}, "must be a list of names"),
-    (compressed(floats("channel"), "nvfp4-pack-quantized"), "'nvfp4-pack-quantized' is not read: four-bit floats"),
+    (compressed(fours(32), "mxfp6-pack-quantized"), "'mxfp6-pack-quantized' is not read: floats of six bits"),
+    (compressed(fours(32), "nvfp4-pack-quantized"), "strategy 'group' is not read, only 'tensor_group'"),
+    (compressed(fours(16, group_size=32), "nvfp4-pack-quantized"), "group_size 32 is not read, only 16"),
+    (compressed(fours(16), "mxfp4-pack-quantized"), "strategy 'tensor_group' is not read, only 'group'"),
+    (compressed(fours(32, group_size=16), "mxfp4-pack-quantized"), "group_size 16 is not read, only 32"),
+    (compressed(fours(16, scale_dtype="torch.bfloat16"), "nvfp4-pack-quantized"), "scale_dtype 'bfloat16' is not read"),
+    (compressed(fours(16, symmetric=False), "nvfp4-pack-quantized"), "holds symmetric floats of 4 bits"),
+    (compressed(ints(4, 32), "mxfp4-pack-quantized"), "holds symmetric floats of 4 bits"),
+    (compressed(fours(16), "float-quantized"), "num_bits 4 is not read, only 8"),
+    ({"quant_method": "modelopt"}, "quant_algo '' is not read, only 'NVFP4', 'W4A16_NVFP4', 'FP8', 'MIXED_PRECISION'"),
+    ({**MODELOPT, "quant_algo": "NVFP4_AWQ"}, "quant_algo 'NVFP4_AWQ' is not read, only"),
+    ({**MODELOPT, "quant_algo": "MXFP8"}, "quant_algo 'MXFP8' is not read, only"),
+    ({**MODELOPT, "group_size": 32}, "group_size 32 is not read, only 16"),
+    ({**MODELOPT, "config_groups": {"a": {"weights": {"num_bits": 4, "group_size": 32}}}}, "group_size 32 is not read"),
+    ({**MODELOPT, "pre_quant_scale": True}, "key 'pre_quant_scale' (True) is not known, and may"),
+    ({**MODELOPT, "quantized_layers": LAYERS}, "quantized_layers must name matrices, of quant_algo MIXED_PRECISION"),
+    ({**MIXED, "quantized_layers": {}}, "quantized_layers must name matrices"),
+    ({**MIXED, "quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}}}, "'a': quant_algo 'W4A8_AWQ' is not read"),
+    ({**MIXED, "quantized_layers": {"a": {"quant_algo": "NVFP4", "group_size": 32}}}, "'a': group_size 32 is not read"),
+    ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}},
+     "kv_cache_quant_algo 'NVFP4' is not read, only 'FP8': set it to null to have KV in the model's numbers"),
     (compressed(floats("channel"), "marlin-24"), "sparse matrices"),
     (compressed(floats("channel"), "dense"), "format 'dense' is not read"),
     (compressed(ints(4, 64), "int-quantized"), "num_bits 4 is not read, only 8"),

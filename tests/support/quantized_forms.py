@@ -112,6 +112,42 @@ def fp8_one(out: int, into: int, seed: int, scale: str, activations: str) -> Sto
     return {"weight": stored["weight"], scale: stored["weight_scale"].float()[0], activations: torch.tensor(9.0)}, whole
 
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def four_bit_floats(out: int, into: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Bytes of two numbers, the first in the lower half [out, into / 2], and what they say [out, into]."""
+    octets = torch.randint(0, 256, (out, into // 2), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    said = [[E2M1[half] for octet in row for half in (octet % 16, octet // 16)] for row in octets.tolist()]
+    return octets, torch.tensor(said)
+
+
+def nvfp4(out: int, into: int, seed: int, modelopt: bool = False) -> Stored:
+    """A whole's scale that divides, or ModelOpt's, which multiplies; and one of activations, which isn't used."""
+    octets, numbers = four_bit_floats(out, into, seed)
+    draw = torch.Generator().manual_seed(seed + 1000)
+    scale = (torch.rand(out, into // 16, generator=draw) * 447 + 1).to(torch.float8_e4m3fn)
+    whole = torch.rand(1, generator=draw) * 5e3 + 1e4
+    if modelopt:
+        whole, unused = 1 / whole[0], torch.tensor(0.03)
+        scales = scale.float() * whole
+        stored = {"weight": octets, "weight_scale": scale, "weight_scale_2": whole, "input_scale": unused}
+    else:
+        scales = scale.float() / whole
+        stored = {"weight_packed": octets, "weight_scale": scale, "weight_global_scale": whole}
+        stored["input_global_scale"] = torch.tensor([300.0])
+    return stored, (numbers.unflatten(1, (-1, 16)) * scales[..., None]).flatten(1)
+
+
+def mxfp4(out: int, into: int, seed: int) -> Stored:
+    octets, numbers = four_bit_floats(out, into, seed)
+    draw = torch.Generator().manual_seed(seed + 1000)
+    powers = torch.randint(110, 126, (out, into // 32), generator=draw, dtype=torch.uint8)
+    scales = torch.tensor([[2.0 ** (power - 127) for power in row] for row in powers.tolist()])
+    worth = (numbers.unflatten(1, (-1, 32)) * scales[..., None]).flatten(1)
+    return {"weight_packed": octets, "weight_scale": powers}, worth
+
+
 def compressed(weights: dict[str, object], form: str, **more: object) -> dict[str, object]:
     """compressed-tensors' quantization_config with one group of all matrices but the head."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
@@ -136,6 +172,28 @@ def floats(strategy: str) -> dict[str, object]:
             "group_size": None, "block_structure": block}  # fmt: skip
 
 
+def fours(group: int, **more: object) -> dict[str, object]:
+    """compressed-tensors' words for weights in four-bit floats: NVFP4's for groups of 16, else MXFP4's."""
+    strategy, dtype = ("tensor_group", "torch.float8_e4m3fn") if group == 16 else ("group", "torch.uint8")
+    return {"num_bits": 4, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False,
+            "group_size": group, "block_structure": None, "scale_dtype": dtype, "zp_dtype": None, **more}  # fmt: skip
+
+
+NARROW_ROWS = {"input_activations": fours(16, dynamic="local", observer="static_minmax")}
+# What ModelOpt writes: config.json's form, and the one of hf_quant_config.json, which config.json may hold too.
+MODELOPT = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"},
+    "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+    "config_groups": {"group_0": {
+        "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+        "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"],
+    }},
+}  # fmt: skip
+HF_QUANT = {
+    "producer": {"name": "modelopt", "version": "0.33.0"},
+    "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16,
+                     "exclude_modules": ["lm_head", "*.mlp.gate"]},
+}  # fmt: skip
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True, "modules_to_not_convert": None}
 GPTQ = {"quant_method": "gptq", "bits": 4, "desc_act": False, "sym": True, "damp_percent": 0.01}
 HF_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
@@ -176,6 +234,20 @@ FORMS: dict[str, tuple[dict[str, object], Callable[[int, int, int], Stored]]] = 
         compressed(ints(8, None, False), "pack-quantized"),
         lambda n, k, s: packed(n, k, k, s, bits=8, symmetric=False),
     ),
+    "nvfp4": (compressed(fours(16), "nvfp4-pack-quantized"), nvfp4),
+    "nvfp4 rows": (
+        compressed(fours(16), "nvfp4-pack-quantized", config_groups={
+            "group_0": {"targets": ["Linear"], "weights": fours(16), **NARROW_ROWS}
+        }),
+        nvfp4,
+    ),
+    "mxfp4": (compressed(fours(32), "mxfp4-pack-quantized"), mxfp4),
+    "modelopt": (MODELOPT, lambda n, k, s: nvfp4(n, k, s, True)),
+    "modelopt fp8": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+        lambda n, k, s: fp8_one(n, k, s, "weight_scale", "input_scale"),
+    ),
+    "modelopt nested": ({**HF_QUANT, "quant_method": "modelopt"}, lambda n, k, s: nvfp4(n, k, s, True)),
     "int8": (compressed(ints(8, None), "int-quantized"), lambda n, k, s: plain_int8(n, k, k, s)),
     "int8 zeros": (
         compressed(ints(8, None, False), "int-quantized"),

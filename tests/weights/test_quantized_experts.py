@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quantized_forms import FORMS
+from quantized_forms import E2M1, FORMS
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from penstock.errors import CheckpointError
 from penstock.kernels.choose import choose
 from penstock.layers.moe import Moe
 from penstock.parallel.layout import ALONE, Layout
+from penstock.quant.fp4 import to_nvfp4
 from penstock.quant.integers import to_int
 from penstock.weights.load import load_model
 
@@ -31,7 +32,18 @@ CONFIG = {
 }  # fmt: skip
 ATTENTION = {f"self_attn.{name}_proj": (64, 64) for name in "qkvo"}
 NORMS = {"input_layernorm": 64, "post_attention_layernorm": 64, "self_attn.q_norm": 32, "self_attn.k_norm": 32}
-STORED = ["awq 32", "gptq 32", "gptq 64 sym", "packed 4", "packed 4 zeros", "packed 8", "int8"]
+STORED = [
+    "awq 32",
+    "gptq 32",
+    "gptq 64 sym",
+    "packed 4",
+    "packed 4 zeros",
+    "packed 8",
+    "int8",
+    "nvfp4",
+    "mxfp4",
+    "modelopt",
+]
 
 
 def expert_shapes() -> dict[str, tuple[int, int]]:
@@ -42,7 +54,9 @@ def expert_shapes() -> dict[str, tuple[int, int]]:
 def write(folder: Path, name: str | None) -> dict[str, Tensor]:
     """Writes a checkpoint in a form of FORMS; None: wide -> what its matrices are worth."""
     config, make = FORMS[name] if name else (None, None)
-    if config is not None and "ignore" in config:
+    if config is not None and config["quant_method"] == "modelopt":
+        config = config | {"ignore": ["lm_head", "*mlp.gate"]}
+    elif config is not None and "ignore" in config:
         config = config | {"ignore": ["lm_head", "re:.*gate$"]}
     if config is not None and config["quant_method"] in ("awq", "fp8"):
         config = config | {"modules_to_not_convert": ["gate"]}
@@ -117,6 +131,18 @@ def test_integers_are_made_at_load_and_the_router_stays(tmp_path: Path, made: st
         numbers, scale = to_int(worth[at], bits, group, torch.float32)
         worth[at] = numbers.float() * scale.repeat_interleave(group, 1)
     close(moe_of(tmp_path, quantization=made)(choose(CPU, torch.float32), x), dequantised(x, worth))
+
+
+def test_nvfp4_is_made_at_load_and_the_router_stays(tmp_path: Path) -> None:
+    worth, x = write(tmp_path, None), rows()
+    for at in expert_shapes():
+        numbers, scale, whole = to_nvfp4(worth[at])
+        worth[at] = torch.tensor(E2M1)[numbers.long()] * (scale.float() / whole).repeat_interleave(16, 1)
+    ops = choose(CPU, torch.float32)
+    close(moe_of(tmp_path, quantization="nvfp4")(ops, x), dequantised(x, worth))
+    shares = [moe_of(tmp_path, Layout(rank, 2), "nvfp4") for rank in range(2)]
+    scores = x @ worth["mlp.gate"].T
+    close(sum(ops.experts(x, scores, share.prepared) for share in shares), dequantised(x, worth))
 
 
 @pytest.mark.parametrize("form", ["hf fp8", "fp8 block"])

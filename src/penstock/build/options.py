@@ -11,7 +11,7 @@ from penstock.artifact.manifest import Value
 from penstock.config import Config
 from penstock.errors import UsageError
 
-Quantize = Literal["auto", "none", "fp8", "int8", "int4"]
+Quantize = Literal["auto", "none", "fp8", "int8", "int4", "nvfp4"]
 KvKind = Literal["auto", "bfloat16", "fp8"]
 Objective = Literal["throughput", "latency"]
 
@@ -115,7 +115,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.keep_wide and kind == "none":
             raise UsageError(
                 "keep_wide is of weights that are quantized, and these stay as they are: leave it out, or take fp8, "
-                "int8 or int4",
+                "int8, int4 or nvfp4",
                 param="keep_wide",
             )
 

@@ -55,7 +55,7 @@ from penstock.text.tokenizer import Tokenizer
 Defaults = Mapping[str, float | int]
 Rows = tuple[int, Callable[[Defaults], Iterator[WorkRow]]]  # how many; the model's sampling defaults -> the rows
 ReadRows = Callable[[Path], Rows]  # a file, every row of which is checked
-USUAL_KL = {"fp8": 0.02, "int8": 0.02, "int4": 0.15, "none": 0.02}  # nats a token, mean
+USUAL_KL = {"fp8": 0.02, "int8": 0.02, "int4": 0.15, "nvfp4": 0.15, "none": 0.02}  # nats a token, mean
 STAGES = ("fetch", "work", "weights", "tune", "compile", "check", "pack")
 
 

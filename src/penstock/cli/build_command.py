@@ -57,7 +57,8 @@ def build(
     quantization: Annotated[
         str,
         typer.Option(
-            help="auto, none, fp8, int8 or int4. `auto`: fp8 on a GPU of 9.0 or more, int8 on a CPU where it wins."
+            help="auto, none, fp8, int8, int4 or nvfp4 (on a CPU). `auto`: fp8 on a GPU of 9.0 or more, int8 on a CPU "
+            "where it wins."
         ),
     ] = "auto",
     kv_cache_dtype: Annotated[
@@ -84,7 +85,7 @@ def build(
     ] = None,
     max_kl: Annotated[
         float | None,
-        typer.Option(help="Bound of the check, nats a token. Left out: 0.02, with int4 0.15."),
+        typer.Option(help="Bound of the check, nats a token. Left out: 0.02, with int4 and nvfp4 0.15."),
     ] = None,
     keep_wide: Annotated[
         Many,

@@ -183,7 +183,7 @@ def settle_kv(
         return
     if asked == "fp8" and config.model.load_format != "dummy":
         given = read_kv_scales(
-            folder, [keeper.name for keeper, _ in heads], [form.kv_heads for _, form in heads], layout
+            folder, [keeper.name for keeper, _ in heads], [form.kv_heads for _, form in heads], layout, model.config
         )
     fit_kv(model, asked, ops, given=given, sample=sample)
 

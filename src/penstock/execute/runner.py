@@ -38,6 +38,7 @@ from penstock.kernels.prefix_cost import prefix_cost_times
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
+from penstock.quant.fp4 import in_fp4
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.state_slots import first_snapshot
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, LateMasks, StepPlan
@@ -49,6 +50,7 @@ SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
 MAX_SLICE = 1024  # rows of logits at once
 SLOW_FP8 = "float8 weights are widened for each product here: less memory, and slower than without"
+SLOW_FP4 = "weights in four-bit floats are widened for each product here: less memory, and slower than without"
 
 
 class TorchRunner:
@@ -91,7 +93,9 @@ class TorchRunner:
             "kv_tokens": limits.kv_tokens,
             "weights_bytes": model.weights_bytes,
         }
-        if widens_fp8(ops) and any(weight.dtype == E4M3 for weight in model.weights()):
+        if in_fp4(model.weights()):
+            self._about["slow"] = SLOW_FP4
+        elif widens_fp8(ops) and any(weight.dtype == E4M3 for weight in model.weights()):
             self._about["slow"] = SLOW_FP8
         self.layer_pages = pages_of(model, limits.max_model_len)
         self.kv_pages = limits.num_blocks  # of the pool, the scratch block included

@@ -145,14 +145,16 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.models.build_model import build_model
     from penstock.models.read_config import read_model_config
     from penstock.parallel.layout import Layout
-    from penstock.quant.choose import choose_schemes
-    from penstock.weights.load import check_room, left_out
+    from penstock.quant.choose import check_kernels, choose_schemes
+    from penstock.weights.load import check_room, left_out, wide_rows
     from penstock.weights.place import find_weights
 
     folder = model_folder(config)
     model_config = read_model_config(folder)
     limits = batch_limits(config, model_config.context, device)
-    schemes = choose_schemes(config.model.quantization, model_config.quantization)
+    stored = model_config.quantization
+    check_kernels(config.model.quantization, stored, device.type)
+    schemes = choose_schemes(config.model.quantization, stored)
     ranks = config.parallel.tensor_parallel_size
     whole, decoder = (
         build_model(model_config, dtype, torch.device("meta"), limits.max_model_len, Layout(0, size), schemes)
@@ -162,7 +164,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
     ops = choose(device, dtype, config.schedule.kernels)
     fit_states(decoder, config.model.mamba_ssm_cache_dtype)
-    kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, model_config.quantization, device, ops)
+    kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, stored, device, ops)
     forms = narrowest(decoder.paged_forms, kv_dtype)
     token, wider = token_bytes(forms), "; more where the start finds that keys must stay wide" * (kv_dtype == "fp8")
     sharers = ranks if device.type == "cpu" else 1
@@ -186,6 +188,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len) + far),
         *([("a full step", _full_step(whole, sized.max_batched_tokens, dtype))] if device.type == "cpu" else []),
         *([("left out", left_out(part))] if (part := model_config.text_part) is not None else []),
+        *([("activations", wide_rows(dtype))] if stored is not None and stored.narrow_rows else []),
     ]
 
 

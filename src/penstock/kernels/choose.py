@@ -101,6 +101,8 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "linear_fp8_groups": _groups("fp8_groups", WIDENED),
     "prepare_linear_int": _groups("linear_int", INTEGERS),
     "linear_int": _groups("linear_int", INTEGERS),
+    "prepare_linear_fp4": _reference("linear_fp4", WIDENED),
+    "linear_fp4": _reference("linear_fp4", WIDENED),
     "quantize_rows": _triton("fp8", "one launch"),
     "rms_norm": _triton("norm", "one launch"),
     "add_rms_norm": _triton("norm", "sum and norm in one launch"),

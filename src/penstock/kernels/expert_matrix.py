@@ -11,22 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from penstock.kernels.fp4_matrix import MX_GROUP, widen_fp4
 from penstock.kernels.fp8_rows import E4M3, spread
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.routing import Routing
 
-FOURS = 32  # the same of numbers in four bits
+FOURS = MX_GROUP  # neighbours that lie packed together, and no cut between ranks parts
 Gate = Literal["silu", "gelu_tanh", "none"]
-E2M1 = (
-    0.0,
-    0.5,
-    1.0,
-    1.5,
-    2.0,
-    3.0,
-    4.0,
-    6.0,
-)  # what the lower three bits of such a number say; the fourth is its sign
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,9 +25,9 @@ class ExpertMatrix:
     """E matrices [N, K] that are multiplied from the right: x [T, K] -> x @ matrix.T.
 
     numbers: [E, N, K] of the model's dtype, or e4m3, or int8; or bytes [E, N, K / 2] of two numbers in four bits each,
-    integers (`kernels/int_matrix.py`) or floats (MXFP4: e2m1, OCP Microscaling Formats 1.0): of 32 neighbours the first
-    16 are the lower halves of 16 bytes, the others the upper ones.   scale: of e4m3 float32, a row's [E, N], or one for
-    128 neighbours of a row, [E, N, ceil(K / 128)]; of MXFP4 bytes [E, N, K / 32], of which each says 2 ** (byte - 127);
+    integers (`kernels/int_matrix.py`) or floats (`kernels/fp4_matrix.py`): of 32 neighbours the first 16 are the lower
+    halves of 16 bytes, the others the upper ones.   scale: of e4m3 float32, a row's [E, N], or one for 128 neighbours
+    of a row, [E, N, ceil(K / 128)]; of MXFP4 bytes [E, N, K / 32], of NVFP4 e4m3 [E, N, K / 16] with whole [E, N];
     of integers floats [E, N, groups], and zero alike, where they have zeros.   bias: [E, N] of the model's dtype.
     """
 
@@ -44,6 +35,7 @@ class ExpertMatrix:
     scale: Tensor | None = None
     bias: Tensor | None = None
     zero: Tensor | None = None
+    whole: Tensor | None = None
 
     @property
     def in_eight_bits(self) -> bool:
@@ -55,7 +47,10 @@ class ExpertMatrix:
 
     @property
     def in_fp4(self) -> bool:
-        return self.scale is not None and not self.scale.is_floating_point()
+        """Whether numbers are four-bit floats. MXFP4's scales are whole numbers, also where a column joins them."""
+        if not self.in_four_bits or self.scale is None:
+            return False
+        return self.scale.dtype == E4M3 or not self.scale.is_floating_point()
 
     @property
     def integers(self) -> int:
@@ -77,13 +72,17 @@ class ExpertMatrix:
 
     @property
     def scales(self) -> int:
-        """What scales a row has: 0 none, 1 one, 2 several, 3 MXFP4's."""
-        return 0 if self.scale is None else 3 if self.in_fp4 else 1 + self.by_group
+        """What scales a row has: 0 none, 1 one, 2 several, 3 MXFP4's, 4 NVFP4's."""
+        if self.in_fp4:
+            return 3 if self.whole is None else 4
+        return 0 if self.scale is None else 1 + self.by_group
 
     def widened(self, expert: int) -> Tensor:
         """Returns an expert's matrix [N, K] in float32."""
         if self.in_fp4:
-            return self._from_fp4(expert)
+            assert self.scale is not None
+            whole = None if self.whole is None else self.whole[expert]
+            return widen_fp4(self.numbers[expert], self.scale[expert], whole)
         if self.integers:
             return self._from_integers(expert)
         numbers = self.numbers[expert].float()
@@ -93,14 +92,6 @@ class ExpertMatrix:
         if not self.by_group:
             return numbers * scale[:, None]
         return numbers * spread(scale, numbers.shape[1])
-
-    def _from_fp4(self, expert: int) -> Tensor:
-        assert self.scale is not None
-        octets = self.numbers[expert].unflatten(1, (-1, FOURS // 2))
-        codes = torch.cat((octets & 15, octets >> 4), -1).long()
-        worth = torch.tensor((*E2M1, *(-each for each in E2M1)), device=octets.device)
-        powers = torch.exp2(self.scale[expert].float() - 127)
-        return (worth[codes] * powers[..., None]).flatten(1)
 
     def _from_integers(self, expert: int) -> Tensor:
         assert self.scale is not None

@@ -42,8 +42,14 @@ class Stacked:
 
     def take(self) -> ExpertMatrix:
         """Returns the numbers as operations take them, and lets the loaded form go."""
-        stacked = (each.view(self.experts, -1, *each.shape[1:]) for each in self.scheme.arrays(self.loaded))
-        return ExpertMatrix(**dict(zip(("numbers", "scale", "zero"), stacked, strict=False)))
+        names = ("numbers", "scale", "zero", "whole")
+        return ExpertMatrix(
+            **{
+                name: each.view(self.experts, -1, *each.shape[1:])
+                for name, each in zip(names, self.scheme.arrays(self.loaded), strict=False)
+                if each is not None
+            }
+        )
 
 
 @dataclass(slots=True)

@@ -51,6 +51,14 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()  # config.json's; generation_config.json's come first: see `end_ids`
 
 
+def our_name(name: str, renames: Iterable[tuple[str, str]]) -> str:
+    """Returns a tensor's or matrix's name with our parts in place of a checkpoint's (ModelConfig.renames)."""
+    own = f".{name}."
+    for theirs, ours in renames:
+        own = own.replace(f".{theirs}.", f".{ours}.")
+    return own[1:-1]
+
+
 def size(keys: Keys, name: str, default: Any = REQUIRED) -> Any:
     """Reads a size, up to MOST_OF."""
     return keys.count(name, default, high=MOST_OF[name])

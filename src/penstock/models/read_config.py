@@ -13,10 +13,12 @@ from typing import Any
 from penstock.errors import CheckpointError
 from penstock.models.families import families, find_family
 from penstock.models.keys import ANYTHING, Keys, read_json
-from penstock.models.model_config import ModelConfig
+from penstock.models.model_config import ModelConfig, our_name
 from penstock.models.text_part import OF_IMAGES, TEXT_PARTS, TextOfWhole
 from penstock.models.unserved import why_not
 from penstock.quant.read_quantization import read_quantization
+
+MODELOPT = "hf_quant_config.json"  # what ModelOpt says of its numbers, at first here alone, later in config.json too
 
 # Keys that change no number of a forward pass: key -> the value that changes nothing, or ANYTHING.
 NOTHING: dict[str, Any] = {
@@ -104,7 +106,18 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise CheckpointError(
             f"{folder} holds no config.json: give a model folder as transformers saves it, or a hub id"
         )
-    return model_config_of(read_json(path), str(path))
+    raw, beside = read_json(path), folder / MODELOPT
+    if beside.is_file() and not _tells_quantization(raw):
+        told = read_json(beside) | {"quant_method": "modelopt"}
+        read_quantization(told, str(beside))  # what is wrong is told of with this file's name
+        raw = raw | {"quantization_config": told}
+    return model_config_of(raw, str(path))
+
+
+def _tells_quantization(raw: dict[str, Any]) -> bool:
+    """Whether a config.json says how its weights are quantized; what ModelOpt writes beside it says so again then."""
+    text = raw.get("text_config")
+    return any(isinstance(each, dict) and each.get("quantization_config") is not None for each in (raw, text))
 
 
 def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
@@ -129,7 +142,7 @@ def _config_of(keys: Keys) -> ModelConfig:
     quantized = keys.take("quantization_config", None)
     stored = None if quantized is None else read_quantization(quantized, keys.where)
     if stored is not None and stored.method == "mxfp4" and model_type != "gpt_oss":
-        raise keys.fail("quant_method 'mxfp4' is read for gpt_oss alone: take an fp8 or int4 checkpoint")
+        raise keys.fail("quant_method 'mxfp4' is read for gpt_oss alone: take an fp8 one, or compressed-tensors' MXFP4")
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
     # False says that there are no windows: where there are, this model type doesn't read the key.
     unread = {"use_sliding_window": None} if any(config.windows) else {}
@@ -137,7 +150,7 @@ def _config_of(keys: Keys) -> ModelConfig:
     outside = [i for i in config.eos_ids if i >= config.vocab_size]
     if outside:
         raise keys.fail(f"eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}")
-    return replace(config, quantization=stored)
+    return replace(config, quantization=stored and stored.called(lambda name: our_name(name, config.renames)))
 
 
 def _text_of(part: TextOfWhole, model_type: str, keys: Keys) -> ModelConfig:
@@ -151,7 +164,5 @@ def _text_of(part: TextOfWhole, model_type: str, keys: Keys) -> ModelConfig:
     if text.rest["model_type"] in [*TEXT_PARTS]:  # it may be of any type yet
         raise keys.fail(f"text_config is of model_type {text.rest['model_type']!r}, which is no text's")
     config = _config_of(text)
-    stored = config.quantization
-    if stored is not None:
-        stored = replace(stored, ignored=tuple(part.ours(name) or name for name in stored.ignored))
+    stored = config.quantization and config.quantization.called(lambda name: part.ours(name) or name)
     return replace(config, text_part=part, quantization=stored)

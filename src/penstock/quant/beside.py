@@ -21,5 +21,5 @@ def no_zeros(parts: Sequence[Part], device: torch.device) -> Expected:
 def read_past(parts: Sequence[Part], device: torch.device) -> dict[str, Weight]:
     """Returns what stands for the scales of activations that were measured ahead: here each row has its own, which is
     finer, or isn't rounded."""
-    names = ("input_scale", "input_zero_point", "activation_scale")
+    names = ("input_scale", "input_zero_point", "activation_scale", "input_global_scale")
     return {name: Expected([Part(f"{p.name}.{name}", (1,)) for p in parts], device, optional=True) for name in names}

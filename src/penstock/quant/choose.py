@@ -7,6 +7,7 @@ from functools import cache
 
 from penstock.config import Quantization
 from penstock.errors import UsageError
+from penstock.quant.fp4 import Fp4FromFloats, Fp4Stored
 from penstock.quant.fp8 import Fp8, Fp8Blocks, Fp8FromFloats
 from penstock.quant.integers import IntFromFloats, IntStored
 from penstock.quant.scheme import PLAIN, Scheme
@@ -23,7 +24,9 @@ RATES = (
     ".linear_attn.a_proj",
     ".linear_attn.b_proj",
 )  # of a gated delta rule: a head's decay and rate
-MADE: dict[MadeKind, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4)}
+MADE: dict[MadeKind, Scheme] = {
+    "fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4), "nvfp4": Fp4FromFloats()
+}  # fmt: skip
 
 
 def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> MadeKind | None:
@@ -35,7 +38,9 @@ def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> M
     if name.endswith(ROUTERS + RATES):
         return None
     if name == "lm_head":
-        return "int8" if quantization != "fp8" else "fp8" if fp8_head else None
+        if quantization in ("fp8", "nvfp4"):
+            return "fp8" if fp8_head and quantization == "fp8" else None
+        return "int8"
     return quantization
 
 
@@ -66,9 +71,21 @@ def choose_schemes(
     return lambda name: MADE[made] if (made := made_kind(quantization, name, fp8_head=fp8_head)) else PLAIN
 
 
+def check_kernels(quantization: Quantization, stored: StoredQuantization | None, device: str) -> None:
+    """Raises UsageError for numbers that no kernel of a device multiplies. device: its type."""
+    kinds = {quantization} if stored is None else stored.kinds
+    if device == "cuda" and kinds & {"nvfp4", "mxfp4"}:
+        raise UsageError(
+            "matrices of four-bit floats (NVFP4, MXFP4) have kernels on a CPU alone so far: take the model's fp8 or "
+            "int4 checkpoint, make fp8 or int4 of its wide one by --quantization, or serve it slowly by --device cpu",
+            param="quantization",
+        )
+
+
 def _check_named(quantization: Quantization, stored: StoredQuantization) -> None:
     """vLLM's scripts name what the checkpoint has, by its method; we take its numbers' name too."""
-    if quantization not in ("auto", stored.method, *stored.kinds):
+    theirs = ("modelopt_fp4",) if stored.method == "modelopt" else ()  # vLLM's name for NVFP4 of that writer
+    if quantization not in ("auto", stored.method, *stored.kinds, *theirs):
         raise UsageError(
             f"quantization {quantization!r} is not what this checkpoint has: its config.json says {stored.method}: "
             "leave it out, or take the model's unquantized checkpoint",
@@ -84,6 +101,8 @@ def _stored(stored: StoredQuantization) -> SchemeOf:
 def _scheme(form: StoredForm | None) -> Scheme:
     if form is None:
         return PLAIN
+    if form.kind in ("nvfp4", "mxfp4"):
+        return Fp4Stored(form)
     if form.kind != "fp8":
         return IntStored(form)
     return Fp8Blocks(form.scale) if form.scales == "block" else Fp8(form.scales, form.scale)

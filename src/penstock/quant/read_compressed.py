@@ -10,6 +10,11 @@ from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
 BLOCK = 128
 GROUPS = (32, 64, 128)
+# Of four-bit floats: format -> what they are, how scales go, neighbours that share one, and its dtype.
+FP4: dict[str, tuple[Kind, str, int, str]] = {
+    "nvfp4-pack-quantized": ("nvfp4", "tensor_group", 16, "float8_e4m3fn"),
+    "mxfp4-pack-quantized": ("mxfp4", "group", 32, "uint8"),
+}
 
 
 def read_compressed(told: ToldObject) -> StoredQuantization:
@@ -35,28 +40,34 @@ def _group(raw: Any, where: str, form_name: str) -> Targets:
     weights = told.take("weights")
     if not isinstance(weights, dict):
         raise told.fail(f"weights must be an object, not {shown(weights)}: {INSTEAD}")
-    _activations(told, told.take("input_activations"))
+    form = _form(ToldObject(weights, f"{where} weights"), own)
+    narrow = _narrow_rows(told, told.take("input_activations"), form)
     if told.take("output_activations") is not None:
         raise told.fail(f"output_activations are not rounded here: {INSTEAD}")
     named = told.names("targets")
     told.refuse_rest()
-    return Targets(named, _form(ToldObject(weights, f"{where} weights"), own))
+    return Targets(named, form, narrow)
 
 
-def _activations(told: ToldObject, raw: Any) -> None:
-    """Activations of eight bits are allowed, and not made so by what the checkpoint says: each row gets a scale of its
-    own where products take it in float8, and stays wide otherwise. Both are finer than a scale that was measured
-    ahead."""
+def _narrow_rows(told: ToldObject, raw: Any, form: StoredForm) -> bool:
+    """Returns whether activations are meant to be in four bits. Those of eight are allowed, and not made so by what the
+    checkpoint says: each row gets a scale of its own where products take it in float8, and stays wide otherwise. Both
+    are finer than a scale that was measured ahead. So do those of four-bit floats beside weights of the same: nothing
+    else of the numbers depends on them."""
     if raw is None:
-        return
-    if not isinstance(raw, dict) or raw.get("num_bits", 8) != 8:
+        return False
+    bits = raw.get("num_bits", 8) if isinstance(raw, dict) else None
+    if bits == 4 and form.kind in ("nvfp4", "mxfp4") and raw.get("type") == "float":
+        return True
+    if bits != 8:
         raise told.fail(f"input_activations {shown(raw)} are not served, only such of 8 bits: {INSTEAD}")
+    return False
 
 
 def _form(told: ToldObject, form_name: str) -> StoredForm:
     if form_name in REFUSED:
         raise told.fail(f"format {form_name!r} is not read: {REFUSED[form_name]}")
-    known = ("float-quantized", "naive-quantized", "pack-quantized", "int-quantized")
+    known = ("float-quantized", "naive-quantized", "pack-quantized", "int-quantized", *FP4)
     told.one_of("format", form_name, known)
     bits, numbers = told.number("num_bits", 8), told.text("type", "int")
     strategy = told.text("strategy", "group" if told.raw.get("group_size") not in (None, -1) else "tensor")
@@ -65,14 +76,30 @@ def _form(told: ToldObject, form_name: str) -> StoredForm:
         raise told.fail("actorder 'group' (act-order) is not read: take a checkpoint without it")
     if told.flag("dynamic", False):
         raise told.fail(f"weights are dynamic, and so not stored: {INSTEAD}")
-    told.past("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    told.past("observer", "observer_kwargs", "zp_dtype")
+    scale_dtype = told.text("scale_dtype", "").removeprefix("torch.")
     told.refuse_rest()
+    if form_name in FP4:
+        return _fp4_form(told, form_name, (numbers, bits, symmetric), strategy, group, scale_dtype)
     if numbers == "float":
         told.one_of("num_bits", bits, (8,))
         told.one_of("format", form_name, ("float-quantized", "naive-quantized"))
         return _float_form(told, strategy, symmetric, block)
     told.one_of("type", numbers, ("int",))
     return _int_form(told, form_name, bits, strategy, symmetric, group)
+
+
+def _fp4_form(
+    told: ToldObject, form_name: str, number: tuple[str, int, bool], strategy: str, group: Any, scale_dtype: str
+) -> StoredForm:
+    kind, goes, neighbours, dtype = FP4[form_name]
+    if number != ("float", 4, True):
+        raise told.fail(f"{form_name} holds symmetric floats of 4 bits, and these are told to be others: {INSTEAD}")
+    # Scales by group alone, without one of the whole matrix, are read of powers of two alone.
+    told.one_of("strategy", strategy, (goes,))
+    told.one_of("group_size", group, (neighbours,))
+    told.one_of("scale_dtype", scale_dtype, ("", dtype))
+    return StoredForm(kind, "group", neighbours, packing="packed")
 
 
 def _float_form(told: ToldObject, strategy: str, symmetric: bool, block: Any) -> StoredForm:

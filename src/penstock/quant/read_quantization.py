@@ -2,7 +2,7 @@
 by name, with what to take instead. No torch, no files.
 
 Here are HF's fp8 (blocks of 128 x 128, or one scale a matrix), AWQ (gemm) and GPTQ (no act-order); compressed-tensors
-has a file of its own.
+and ModelOpt have files of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from penstock.errors import CheckpointError
 from penstock.quant.read_compressed import BLOCK, GROUPS, read_compressed
+from penstock.quant.read_modelopt import read_modelopt
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
 from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
@@ -19,7 +20,12 @@ READ = {
     "compressed-tensors": (
         "`float-quantized` and `naive-quantized` with 8-bit floats (scales by channel, tensor or block of 128 x 128); "
         "`pack-quantized` with 4 and 8 bits (groups of 32, 64, 128, or a row; with and without zero points); "
-        "`int-quantized` with 8 bits; groups of matrices in different forms"
+        "`int-quantized` with 8 bits; `nvfp4-pack-quantized` and `mxfp4-pack-quantized`; groups of matrices in "
+        "different forms"
+    ),
+    "modelopt": (
+        "NVIDIA's, of config.json or `hf_quant_config.json`: `NVFP4`, `W4A16_NVFP4`, `FP8`, and `MIXED_PRECISION` of "
+        "these (`quantized_layers`); also as `modelopt_fp4`"
     ),
     "mxfp4": "gpt-oss's experts, in four-bit floats with a scale for 32",
     "fp8": (
@@ -46,7 +52,10 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
         raise CheckpointError(f"{where}: quantization_config must be an object, not {shown(raw)}")
     told = ToldObject(raw, f"{where}: quantization_config")
     method = told.text("quant_method", "")
-    readers = {"compressed-tensors": read_compressed, "fp8": _fp8, "awq": _awq, "gptq": _gptq, "mxfp4": _mxfp4}
+    readers = {
+        "compressed-tensors": read_compressed, "fp8": _fp8, "awq": _awq, "gptq": _gptq, "mxfp4": _mxfp4,
+        "modelopt": read_modelopt, "modelopt_fp4": read_modelopt,
+    }  # fmt: skip
     if method not in readers:
         if not method and ("load_in_4bit" in raw or "load_in_8bit" in raw):
             method = "bitsandbytes"

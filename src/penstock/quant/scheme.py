@@ -2,6 +2,8 @@
 
     plain   [out, in] in a float dtype, rounded to the model's
     fp8     e4m3 numbers with float scales: `quant/fp8.py`
+    int     integers with scales by group or row: `quant/integers.py`
+    fp4     e2m1 numbers with scales by group: `quant/fp4.py`
 
 It knows names and numbers; a layer decides which of its matrices has which scheme.
 """
@@ -48,9 +50,9 @@ class Scheme(Protocol):
 class ForExperts(Scheme, Protocol):
     """A scheme whose numbers operations of experts take as they are."""
 
-    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, ...]:
-        """Returns numbers [out, in], then scales and then zeros, where it has them, and lets the loaded form go: as
-        `kernels/expert_matrix.py` has those of an expert."""
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor | None, ...]:
+        """Returns numbers [out, in], then scales, zeros, and what multiplies scales, None or nothing where it has none,
+        and lets the loaded form go: as `kernels/expert_matrix.py` has those of an expert."""
 
 
 @runtime_checkable

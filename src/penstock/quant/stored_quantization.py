@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fnmatch import translate
+from functools import cache
 from typing import Any, Literal
 
-Kind = Literal["fp8", "int8", "int4"]
+Kind = Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"]
 Scales = Literal["channel", "tensor", "block", "group"]
 
 
@@ -15,8 +18,8 @@ class StoredForm:
     """How a matrix lies in a checkpoint.
 
     group: inputs that share a scale, None: all of a row (by tensor, of a matrix).   zeros: whether nothing is
-    another number than the middle one.   packing: of integers, by quant/int_forms.py's names.   scale: how its name
-    ends.
+    another number than the middle one.   packing: by quant/int_forms.py's names, of four-bit floats by quant/fp4.py's.
+    scale: how its name ends.
     """
 
     kind: Kind
@@ -28,23 +31,35 @@ class StoredForm:
 
     @property
     def bits(self) -> int:
-        return 4 if self.kind == "int4" else 8
+        return 8 if self.kind in ("fp8", "int8") else 4
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Which matrices have a form: class names, whole names, or `re:` and a pattern that a name begins with."""
+    """Which matrices have a form: class names, whole names, or `re:` and a pattern that a name begins with; a frozenset
+    has names of matrices and of what holds them, of which there may be thousands.
 
-    named: tuple[str, ...]
+    narrow_rows: whether what they multiply is meant to be in four bits too."""
+
+    named: tuple[str, ...] | frozenset[str]
     form: StoredForm
+    narrow_rows: bool = False
+
+    def have(self, name: str) -> bool:
+        """Returns whether a matrix is among them."""
+        if isinstance(self.named, frozenset):
+            parts = name.split(".")
+            return any(".".join(parts[:count]) in self.named for count in range(1, len(parts) + 1))
+        return any(_matches(name, entry) for entry in self.named)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQuantization:
     """What a checkpoint says of its matrices.
 
-    ignored: those left as they were. by_part: its entries are parts of a name between dots (HF's way), else they are as
-    targets are.   only: where not empty, ends of the names that are quantized.   kv: what it says of keys and values.
+    ignored: those left as they were. by_part: its entries are parts of a name between dots (HF's way), or with `*`
+    patterns of whole names and of what holds them (ModelOpt's); else they are as targets are.
+    only: where not empty, ends of the names that are quantized.   kv: what it says of keys and values.
     """
 
     method: str
@@ -56,23 +71,45 @@ class StoredQuantization:
 
     def form_of(self, name: str) -> StoredForm | None:
         """Returns how a matrix lies there; None: unquantized. name: without `.weight`."""
-        if any(self._ignores(name, entry) for entry in self.ignored):
+        if self._ignores(name):
             return None
         if self.only and not name.endswith(self.only):
             return None
-        return next((t.form for t in self.targets if any(_matches(name, entry) for entry in t.named)), None)
+        return next((target.form for target in self.targets if target.have(name)), None)
 
-    def _ignores(self, name: str, entry: str) -> bool:
-        if entry.startswith("re:") or not self.by_part:
-            return _matches(name, entry)
-        return f".{entry}." in f".{name}."
+    def _ignores(self, name: str) -> bool:
+        if not self.by_part:
+            return any(_matches(name, entry) for entry in self.ignored)
+        parts, pattern, dotted = *_by_part(self.ignored), f".{name}."
+        if any(part in dotted for part in parts) or pattern.match(name) is not None:
+            return True
+        return any(entry.startswith("re:") and _matches(name, entry) for entry in self.ignored)
+
+    def called(self, ours: Callable[[str], str]) -> StoredQuantization:
+        """Returns the same by the names that `ours` gives for those of the checkpoint."""
+        targets = tuple(replace(each, named=type(each.named)(map(ours, each.named))) for each in self.targets)
+        return replace(self, targets=targets, ignored=tuple(map(ours, self.ignored)))
 
     @property
     def kinds(self) -> set[str]:
         return {target.form.kind for target in self.targets}
+
+    @property
+    def narrow_rows(self) -> bool:
+        """Whether rows of some matrices are meant to be in four bits, which none are here."""
+        return any(target.narrow_rows for target in self.targets)
 
 
 def _matches(name: str, entry: str) -> bool:
     if entry.startswith("re:"):
         return re.match(entry[3:], name) is not None
     return entry in (name, "Linear")
+
+
+@cache
+def _by_part(ignored: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]]:
+    """Returns the parts between dots, and one pattern of those with `*`: they are asked for every matrix of a model."""
+    own = [entry for entry in ignored if not entry.startswith("re:")]
+    parts = tuple(f".{entry}." for entry in own if "*" not in entry)
+    patterns = [translate(each) for entry in own if "*" in entry for each in (entry, f"{entry}.*")]
+    return parts, re.compile("|".join(patterns) or "(?!)")

@@ -10,16 +10,14 @@ from typing import Any
 from penstock.errors import CheckpointError
 
 LONGEST = 200  # characters of a value that an error repeats
-INSTEAD = "take the model's unquantized checkpoint, or one in compressed-tensors, fp8, AWQ or GPTQ"
+INSTEAD = "take the model's unquantized checkpoint, or one in compressed-tensors, ModelOpt's NVFP4, fp8, AWQ or GPTQ"
 
 # Known methods and formats that are not read: why, where there is more to say than that.
 REFUSED = {
     "bitsandbytes": "its own library makes them: take the unquantized checkpoint with --quantization int4 or int8",
     "gguf": "take the folder that it was made from, with config.json and safetensors",
-    "mxfp4-pack-quantized": "four-bit floats are not read yet: take an fp8 or int4 checkpoint",
-    "nvfp4-pack-quantized": "four-bit floats are not read: take an fp8 or int4 checkpoint",
-    "modelopt": "take an fp8 checkpoint of compressed-tensors' or HF's",
-    "modelopt_fp4": "four-bit floats are not read: take an fp8 or int4 checkpoint",
+    "mxfp6-pack-quantized": "floats of six bits are not read: take an fp8, NVFP4 or int4 checkpoint",
+    "mxfp8-quantized": "floats with a power of two for 32 are read of four bits alone: take an fp8 checkpoint",
     "marlin": "its numbers are laid out for one kernel: take the GPTQ checkpoint that it was made from",
     "marlin-24": "sparse matrices are not read: take a dense int4 checkpoint",
     "sparse-24-bitmask": "sparse matrices are not read: take a dense checkpoint",

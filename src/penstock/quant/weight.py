@@ -226,6 +226,8 @@ class Arranged(Weight):
                 word = torch.iinfo(torch.int32)
                 drawn = torch.empty(part.shape, dtype=torch.int32, device=device)
                 drawn.random_(word.min, word.max, generator=generator)
+            elif "U8" in self.stored:
+                drawn = torch.empty(part.shape, dtype=torch.uint8, device=device).random_(0, 256, generator=generator)
             else:
                 drawn = torch.empty(part.shape, dtype=torch.float32, device=device)
                 drawn.uniform_(*self._drawn, generator=generator)

@@ -3,9 +3,12 @@
     fp8     float-quantized: `weight` e4m3, `weight_scale` [out, 1]; rows of activations scaled as they come
     int8    pack-quantized: `weight_packed` int32 [out, in / 4], `weight_scale` [out, 1], `weight_shape`
     int4    pack-quantized: `weight_packed` int32 [out, in / 8], `weight_scale` [out, in / group], `weight_shape`
+    nvfp4   nvfp4-pack-quantized: `weight_packed` uint8 [out, in / 2], `weight_scale` e4m3 [out, in / 16],
+            `weight_global_scale` [1]
 
-The numbers are those that `--quantization` makes at load, but of int4 where it is known what is multiplied. vLLM and
-transformers read such a folder too. It knows matrices and words; no files.
+The numbers are those that `--quantization` makes at load, but of int4 where it is known what is multiplied, and of
+nvfp4 where matrices share the whole's scale. vLLM and transformers read such a folder too. It knows matrices and words;
+no files.
 """
 
 from __future__ import annotations
@@ -16,23 +19,33 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from penstock.kernels.fp4_matrix import NV_GROUP
+from penstock.kernels.fp8_rows import E4M3
+from penstock.quant.fp4 import to_nvfp4
 from penstock.quant.fp8 import to_fp8
 from penstock.quant.integers import to_int
 from penstock.quant.rounding import round_to_products
 
-MadeKind = Literal["fp8", "int8", "int4"]
-_BITS: dict[MadeKind, int] = {"fp8": 8, "int8": 8, "int4": 4}
+MadeKind = Literal["fp8", "int8", "int4", "nvfp4"]
+_BITS: dict[MadeKind, int] = {"fp8": 8, "int8": 8, "int4": 4, "nvfp4": 4}
+_FORMATS: dict[MadeKind, str] = {"fp8": "float-quantized", "nvfp4": "nvfp4-pack-quantized"}
 
 
 def store(
-    matrix: Tensor, kind: MadeKind, group: int, dtype: torch.dtype | None = None, moments: Tensor | None = None
-) -> dict[str, Tensor]:
+    matrix: Tensor, kind: MadeKind, group: int, dtype: torch.dtype | None = None, moments: Tensor | None = None,
+    most: Tensor | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
     """matrix [out, in] in a float dtype -> the tensors that a checkpoint holds of it, by what follows its name.
     group: inputs that share a scale, of int4. dtype: of scales of whole numbers, None: the matrix's.   moments: of the
-    inputs [in, in], by which int4 is rounded (`rounding.py`); None: to the nearest."""
+    inputs [in, in], by which int4 is rounded (`rounding.py`); None: to the nearest.   most: the largest magnitude of
+    the matrices that share nvfp4's scale of the whole; None: the matrix's own."""
     if kind == "fp8":
         numbers, scale = to_fp8(matrix)
         return {"weight": numbers, "weight_scale": scale}
+    if kind == "nvfp4":
+        numbers, scale, divisor = to_nvfp4(matrix, most)
+        packed = numbers[:, ::2] | numbers[:, 1::2] << 4
+        return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": divisor}
     bits, dtype = _BITS[kind], dtype or matrix.dtype
     if moments is not None and kind == "int4":
         numbers, scale = round_to_products(matrix, moments, bits, group, dtype)
@@ -61,7 +74,7 @@ def told_in_config(
     each = [([name], other) for name, other in others.items()] + [(["Linear"], kind)]
     return {
         "quant_method": "compressed-tensors",
-        "format": "float-quantized" if kind == "fp8" else "pack-quantized",
+        "format": _FORMATS.get(kind, "pack-quantized"),
         "quantization_status": "compressed",
         "ignore": list(ignored),
         "config_groups": {f"group_{n}": _group(targets, kind, group) for n, (targets, kind) in enumerate(each)},
@@ -69,8 +82,10 @@ def told_in_config(
 
 
 def _group(targets: list[str], kind: MadeKind, group: int) -> dict[str, Any]:
-    weights: dict[str, Any] = {"num_bits": _BITS[kind], "type": "float" if kind == "fp8" else "int"}
-    weights |= {"symmetric": True, "dynamic": False, "strategy": "group" if kind == "int4" else "channel"}
+    weights: dict[str, Any] = {"num_bits": _BITS[kind], "type": "float" if kind in _FORMATS else "int"}
+    strategies = {"int4": "group", "nvfp4": "tensor_group"}
+    weights |= {"symmetric": True, "dynamic": False, "strategy": strategies.get(kind, "channel")}
     weights |= {"group_size": group} if kind == "int4" else {}
+    weights |= {"group_size": NV_GROUP, "scale_dtype": str(E4M3)} if kind == "nvfp4" else {}
     rows = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
     return {"targets": targets, "weights": weights, "input_activations": rows if kind == "fp8" else None}

@@ -20,6 +20,7 @@ from torch import Tensor
 from penstock.disk import open_plain
 from penstock.errors import CheckpointError
 from penstock.models.keys import read_json
+from penstock.models.model_config import our_name
 from penstock.models.text_part import TextOfWhole
 from penstock.weights.find import NO_GGUF
 
@@ -111,10 +112,7 @@ def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> di
     name."""
     found: dict[str, Entry] = {}
     for name, entry in entries.items():
-        own = f".{name}."
-        for theirs, ours in renames:
-            own = own.replace(f".{theirs}.", f".{ours}.")
-        own = own[1:-1]
+        own = our_name(name, renames)
         if own in found:
             raise CheckpointError(f"{entry.shard} holds tensor {shown(name)}, which is there as {own!r} too: {AGAIN}")
         found[own] = entry if own == name else replace(entry, name=own, stored=entry.stored or name)

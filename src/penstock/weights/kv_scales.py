@@ -1,7 +1,8 @@
 """What a checkpoint says of its KV cache: whether it is meant to be in eight bits, and its scales, where it has them.
 
     config.json   quantization_config.kv_cache_scheme: {num_bits: 8, type: float, ...}, as compressed-tensors writes it
-    safetensors   NAME.k_scale, NAME.v_scale beside an attention's matrices: [1] or [kv_heads], stored = x / scale
+    safetensors   NAME.k_scale, NAME.v_scale beside an attention's matrices, or NAME.k_proj.k_scale, NAME.v_proj.v_scale
+                  (ModelOpt): [1] or [kv_heads], stored = x / scale
 
 It knows a folder and names of attentions; what becomes of it is settled where the model is opened.
 """
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.kernels.layer_kv import LEAST_KV_SCALE
+from penstock.models.model_config import ModelConfig
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.stored_quantization import StoredQuantization
 from penstock.quant.told_object import shown
 from penstock.quant.weight import FLOATS
-from penstock.weights.checkpoint import Entry, read_entries, read_tensors
+from penstock.weights.checkpoint import Entry, of_text, read_entries, read_tensors, renamed
 
-SUFFIXES = (".k_scale", ".v_scale")
+SUFFIXES, OF_PRODUCTS = (".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v_scale")
 
 
 def asks_for_eight_bits(stored: StoredQuantization | None) -> bool:
@@ -37,20 +39,26 @@ def asks_for_eight_bits(stored: StoredQuantization | None) -> bool:
     )
 
 
-def read_kv_scales(folder: Path, names: list[str], kv_heads: list[int], layout: Layout = ALONE) -> list[Tensor | None]:
-    """names: of attentions in the checkpoint; kv_heads: of this rank's -> scales of each [2, kv_heads] float32, None
-    where the checkpoint has none. CheckpointError for scales that are no positive numbers, or for other heads."""
+def read_kv_scales(
+    folder: Path, names: list[str], kv_heads: list[int], layout: Layout = ALONE, config: ModelConfig | None = None
+) -> list[Tensor | None]:
+    """names: of attentions, as the model has them; kv_heads: of this rank's -> scales of each [2, kv_heads] float32,
+    None where the checkpoint has none. config: of a checkpoint that may have other names, None: it has the model's.
+    CheckpointError for scales that are no positive numbers, or for other heads."""
     entries = read_entries(folder)
-    wanted = {f"{name}{suffix}" for name in names for suffix in SUFFIXES} & entries.keys()
+    if config is not None:
+        entries = renamed(of_text(entries, config.text_part), config.renames)
+    wanted = {f"{name}{suffix}" for name in names for suffix in (*SUFFIXES, *OF_PRODUCTS)} & entries.keys()
     held = {entry.name: _checked(entry, tensor) for entry, tensor in read_tensors([entries[name] for name in wanted])}
     return [_of_attention(name, heads, held, layout) for name, heads in zip(names, kv_heads, strict=True)]
 
 
 def _of_attention(name: str, kv_heads: int, held: dict[str, Tensor], layout: Layout) -> Tensor | None:
-    parts = [f"{name}{suffix}" for suffix in SUFFIXES]
-    if not held.keys() >= set(parts):
-        return None
-    return torch.stack([_own(part, held[part], kv_heads, layout) for part in parts])
+    for suffixes in (SUFFIXES, OF_PRODUCTS):
+        parts = [f"{name}{suffix}" for suffix in suffixes]
+        if held.keys() >= set(parts):
+            return torch.stack([_own(part, held[part], kv_heads, layout) for part in parts])
+    return None
 
 
 def _checked(entry: Entry, tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.models.text_part import TextOfWhole
 from penstock.parallel.layout import ALONE, Layout
-from penstock.quant.choose import choose_schemes
+from penstock.quant.choose import check_kernels, choose_schemes
 from penstock.shared_weights import SharedWeights
 from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import Entry
@@ -55,6 +55,7 @@ def load_model(
     can be told.
     """
     config = config or read_model_config(folder)
+    check_kernels(quantization, config.quantization, device.type)
     schemes = choose_schemes(quantization, config.quantization)
     shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
     with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:
@@ -63,6 +64,8 @@ def load_model(
         adapter = None if lora is None else find_adapter(lora, shape, entries, load_format, told=layout.rank == 0)
         if config.text_part is not None and told:
             print(f"penstock: {folder}: {left_out(config.text_part)}", file=sys.stderr, flush=True)
+        if config.quantization is not None and config.quantization.narrow_rows and told:
+            print(f"penstock: {folder}: {wide_rows(dtype)}", file=sys.stderr, flush=True)
         if room is not None:
             check_room(shape, folder, device, room)
         if layout.rank == 0 and opened is None:
@@ -106,6 +109,14 @@ def find_adapter(
 def left_out(part: TextOfWhole) -> str:
     """Returns what is said of a multimodal checkpoint wherever it is opened."""
     return f"of this {part.architecture} the text is served; its vision part is left out, and images are refused"
+
+
+def wide_rows(dtype: torch.dtype) -> str:
+    """Returns what is said of a checkpoint whose activations are meant to be in four bits, wherever it is opened."""
+    return (
+        f"its weights are served in four bits, its activations stay in {str(dtype).removeprefix('torch.')}: their "
+        "scales (input_global_scale, input_scale), where it has them, are not used"
+    )
 
 
 def check_room(model: Decoder, folder: Path, device: torch.device, room: int) -> None:

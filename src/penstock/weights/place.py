@@ -20,14 +20,15 @@ from penstock.models.decoder import Decoder
 from penstock.quant.weight import FLOATS, Expected, Part, Weight
 from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, renamed, shown, unstacked
+from penstock.weights.kv_scales import OF_PRODUCTS, SUFFIXES
 from penstock.weights.loaded_count import LoadedCount
 from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
-# Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
-# eight bits (kv_scales.py).
 Read = Callable[[list[Entry]], Iterator[tuple[Entry, Tensor]]]
-UNREAD = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
+# Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
+# eight bits.
+UNREAD = (".rotary_emb.inv_freq", *(f".self_attn{each}" for each in SUFFIXES), *OF_PRODUCTS)
 
 
 def find_weights(

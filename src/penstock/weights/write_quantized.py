@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,6 +26,7 @@ from penstock.models.decoder import EMBEDDING, HEAD, Decoder
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes, made_kind
+from penstock.quant.fp4 import MadeFp4
 from penstock.quant.integers import made_group
 from penstock.quant.weight import MadeWeight, Part
 from penstock.quant.write_compressed import MadeKind, store, told_in_config
@@ -59,20 +61,25 @@ def write_quantized(
     kinds, group = kinds_written(folder, kind, keep_wide, fp8_head)
     untied = config.tie_word_embeddings and HEAD in kinds
     shards: dict[Path, list[Entry]] = {}
-    for entry in read_entries(folder).values():
+    every = read_entries(folder)
+    for entry in every.values():
         shards.setdefault(entry.shard, []).append(entry)
+    largest = _largest_together(model_written(config, kind, fp8_head), every, adapter) if kind == "nvfp4" else {}
     out.mkdir(parents=True, exist_ok=True)
     for number, (shard, entries) in enumerate(shards.items(), 1):
         if not (out / shard.name).exists():
-            stored = dict(_stored(entries, kinds, group, adapter, untied, rounded))
+            stored = dict(_stored(entries, kinds, group, adapter, untied, rounded, largest))
             save_whole(stored, out / shard.name)
         tell(f"shard {number} of {len(shards)}: {shard.name}")
     wide = [e.name for entries in shards.values() for e in entries if len(e.shape) == 2]
     ignored = [name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in kinds]
     raw = json.loads((folder / "config.json").read_text()) | ({"tie_word_embeddings": False} if untied else {})
     others = {name: of for name, of in kinds.items() if of != kind or name == HEAD}  # vLLM's head is no `Linear`
-    if config.tie_word_embeddings and not untied and (head := made_kind(kind, HEAD)):
-        others[HEAD] = head  # made of the embedding at load
+    if config.tie_word_embeddings and not untied:
+        if head := made_kind(kind, HEAD):
+            others[HEAD] = head  # made of the embedding at load
+        else:
+            ignored.append(HEAD)  # transformers has a `Linear` there
     _write_json(out / "config.json", {**raw, "quantization_config": told_in_config(kind, group, ignored, others)})
     if len(shards) > 1:
         held = {entry.name: shard.name for shard in shards for entry in read_header(out / shard.name)}
@@ -131,6 +138,23 @@ def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
         )
 
 
+def _largest_together(model: Decoder, entries: dict[str, Entry], adapter: Adapter | None) -> dict[str, Tensor]:
+    """Returns of each matrix of nvfp4 the largest magnitude of those that are multiplied together with it (q, k, v;
+    gate, up of an MLP or expert): vLLM multiplies these by one scale of the whole, and llm-compressor has them share
+    it."""
+    largest: dict[str, Tensor] = {}
+    for weight in model.weights():
+        together: dict[str, list[Entry]] = {}
+        for part in weight.parts if isinstance(weight, MadeFp4) else ():
+            if part.name in entries:
+                together.setdefault(part.name.rsplit(".", 2)[0], []).append(entries[part.name])
+        for some in together.values():
+            read = [tensor if adapter is None else adapter.merged(e.name, tensor) for e, tensor in read_tensors(some)]
+            most = torch.stack([matrix.abs().max().float() for matrix in read]).max()
+            largest |= {entry.name.removesuffix(".weight"): most for entry in some}
+    return largest
+
+
 def write_merged(folder: Path, out: Path, adapter: Adapter, tell: Callable[[str], None]) -> None:
     """Writes those shards to `out` that an adapter changes, in the dtypes that they have. One that is there is kept."""
     shards: dict[Path, list[Entry]] = {}
@@ -151,8 +175,10 @@ def _stored(
     adapter: Adapter | None,
     untied: bool = False,
     rounded: Path | None = None,
+    largest: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Tensor]]:
-    """What the new shard holds of an old one's tensors. untied: the embedding's numbers are the head's too."""
+    """What the new shard holds of an old one's tensors. untied: the embedding's numbers are the head's too.   largest:
+    magnitude of a matrix, and of those that share nvfp4's scale of the whole with it."""
     for entry, tensor in read_tensors(entries):
         name = entry.name.removesuffix(".weight")
         merged = tensor if adapter is None else adapter.merged(entry.name, tensor)
@@ -163,7 +189,10 @@ def _stored(
             continue  # the same once more
         if name in kinds:
             made = None if rounded is None else rounded / f"{name}.safetensors"
-            stored = load_file(made) if made and made.exists() else store(merged, kinds[name], group, tensor.dtype)
+            if made and made.exists():
+                stored = load_file(made)
+            else:
+                stored = store(merged, kinds[name], group, tensor.dtype, most=largest.get(name))
             yield from ((f"{name}.{suffix}", new) for suffix, new in stored.items())
         else:
             yield entry.name, merged.to(tensor.dtype, copy=True)

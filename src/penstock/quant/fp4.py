@@ -1,0 +1,241 @@
+"""Four-bit floats: read from a checkpoint that has them, or made from wide numbers at load, in the one layout that the
+products take (kernels/fp4_matrix.py).
+
+    packed     compressed-tensors': `weight_packed` uint8 [out, in / 2], a byte two neighbours, the first in its lower
+               half; of NVFP4 `weight_scale` e4m3 [out, in / 16], and `weight_global_scale` [1], which divides them;
+               of MXFP4 `weight_scale` uint8 [out, in / 32]
+    modelopt   ModelOpt's NVFP4: `weight` and `weight_scale` alike; `weight_scale_2` [], which multiplies them
+    made       `weight` in a float dtype: NVFP4 is made while it is loaded
+
+Made numbers are those that compressed-tensors makes of the same weights, bit for bit (`generate_gparam`,
+`calculate_qparams`, `cast_to_fp4`): the whole's scale = 448 * 6 / its largest magnitude, a group's = its largest
+magnitude / 6 times that, in e4m3, and a number the nearest of E2M1, between two the one whose last bit is 0. Where the
+checkpoint is in bfloat16, the whole's scale and a group's largest magnitude / 6 are rounded to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointError, UsageError
+from penstock.kernels.fp4_matrix import E2M1_MOST, MX_GROUP, NO_NUMBER, NV_GROUP
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
+from penstock.kernels.int_matrix import SPAN, pack_four
+from penstock.kernels.ops import Ops
+from penstock.quant.beside import read_past
+from penstock.quant.int_forms import array, at, cut_groups, packed_shape, unpack_words
+from penstock.quant.scheme import Product
+from penstock.quant.stored_quantization import StoredForm
+from penstock.quant.weight import FLOATS, Arranged, MadeWeight, Part, Weight
+
+BYTES = frozenset({"U8"})
+DUMMY_POWERS = (118, 122)  # bytes of MXFP4's dummy scales: numbers go to 6
+DUMMY_WHOLE = 1e-6  # of NVFP4's dummy scales, which go to 448
+LEAST_SCALE = 0.125  # of a group of zeros, as compressed-tensors has it
+# Where a magnitude is rounded up from one of E2M1 to the next. Halfway it goes to the even one, so that every second
+# bound is the largest float32 below.
+_HALFWAY = torch.tensor((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
+_BOUNDS = torch.where(torch.arange(7) % 2 == 1, _HALFWAY.nextafter(torch.zeros(())), _HALFWAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4Stored:
+    """NVFP4 or MXFP4 on disk, in one of the forms above."""
+
+    form: StoredForm
+
+    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+        for part in parts:
+            _check_spans(part)
+        of_modelopt = self.form.packing == "modelopt"
+        numbers = [at(p, "weight" if of_modelopt else "weight_packed", packed_shape(p.shape, 4)) for p in parts]
+        kept: dict[str, Weight] = {
+            "weight": Arranged(
+                numbers, [array(p, packed_shape(p.shape, 4)) for p in parts], torch.uint8, device, stored=BYTES,
+                counts=2, arrange=lambda octets, _: pack_four(unpack_words(octets, 4)),
+            ),
+        }  # fmt: skip
+        if self.form.kind == "mxfp4":
+            kept["scale"] = PowerScales([_groups(p, "weight_scale", MX_GROUP) for p in parts], device)
+        else:
+            kept["scale"] = E4m3Scales([_groups(p, "weight_scale", NV_GROUP) for p in parts], device)
+            kept["whole"] = WholeScale(parts, "weight_scale_2" if of_modelopt else "weight_global_scale", device)
+        return kept | read_past(parts, device)
+
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor | None, ...]:
+        whole = weights["whole"].take() if "whole" in weights else None
+        return weights["weight"].take(), weights["scale"].take(), None, whole
+
+    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+        numbers, scale, _, whole = self.arrays(weights)
+        return fp4_product(ops, numbers, scale, whole)
+
+
+class PowerScales(Weight):
+    """MXFP4's scales: bytes, of which one says that it is no number."""
+
+    def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
+        super().__init__(parts, torch.uint8, device, stored=BYTES, counts=0)
+
+    def are_finite(self, numbers: Tensor) -> Tensor:
+        return (numbers != NO_NUMBER).all()
+
+    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
+        for part, place in self.places():
+            whole = torch.empty(part.shape, dtype=torch.uint8, device=place.device)
+            self.fill(part, place, whole.random_(*DUMMY_POWERS, generator=generator))
+
+
+class E4m3Scales(Weight):
+    """NVFP4's scales of groups."""
+
+    def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
+        stored = frozenset({"F8_E4M3"})
+        super().__init__(parts, E4M3, device, stored=stored, counts=0, drawn=(0.0, E4M3_MOST))
+
+    def are_finite(self, numbers: Tensor) -> Tensor:
+        return numbers.float().isfinite().all()
+
+
+class WholeScale(Arranged):
+    """NVFP4's scale of a whole matrix, as what multiplies the scales of each row [rows] float64."""
+
+    def __init__(self, matrices: Sequence[Part], suffix: str, device: torch.device) -> None:
+        divides = suffix == "weight_global_scale"
+        drawn = (1 / DUMMY_WHOLE, 2 / DUMMY_WHOLE) if divides else (DUMMY_WHOLE / 2, DUMMY_WHOLE)
+
+        def of_each_row(number: Tensor, rows: Part) -> Tensor:
+            wide = number.double().reciprocal() if divides else number.double()
+            return wide.view(1).expand(rows.shape)
+
+        super().__init__(
+            [at(p, suffix, (1,)) for p in matrices], [_rows(p) for p in matrices], torch.float64, device,
+            stored=FLOATS, arrange=of_each_row, drawn=drawn,
+        )  # fmt: skip
+
+    def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
+        number = float(tensor)
+        if not 0 < number < float("inf"):
+            raise CheckpointError(
+                f"tensor {part.name!r} is {number:g}, and must be a positive number, the scale of a whole matrix: "
+                "download the checkpoint again, or take another"
+            )
+        super().fill(part, place, tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4FromFloats:
+    """Wide numbers on disk, NVFP4 in memory."""
+
+    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+        return {"weight": MadeFp4(parts, device)}
+
+    def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor | None, ...]:
+        made = weights["weight"]
+        assert isinstance(made, MadeFp4)
+        return made.take(), made.scale, None, made.whole
+
+    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+        numbers, scale, _, whole = self.arrays(weights)
+        return fp4_product(ops, numbers, scale, whole)
+
+
+class MadeFp4(MadeWeight):
+    """NVFP4's numbers, `scale` [rows, groups] e4m3 and `whole` [rows] float64, filled from wide ones."""
+
+    whole: Tensor
+
+    def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
+        for part in parts:
+            check_made(part)
+        stored = [at(part, "weight", part.shape) for part in parts]
+        self._wide = dict(zip(stored, parts, strict=True))
+        super().__init__([array(p, packed_shape(p.shape, 4)) for p in parts], torch.uint8, device, counts=2)
+        self.parts = tuple(stored)
+        starts = [sum(self._rows[:number]) for number in range(len(stored))]
+        self._starts = dict(zip(stored, starts, strict=True))
+        self.scale = torch.empty((self.shape[0], self.shape[1] * 2 // NV_GROUP), dtype=E4M3, device=device)
+        self.whole = torch.empty(self.shape[0], dtype=torch.float64, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.scale.nbytes + self.whole.nbytes
+
+    def _arrays(self) -> Iterator[Tensor]:
+        yield from (self.value, self.scale, self.whole)
+
+    def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
+        """Scales are those of the whole matrix, also where ranks have a piece of it each."""
+        wide = self._wide[part]
+        numbers, scale, divisor = to_nvfp4(tensor.to(place.device))
+        place.copy_(array(wide, packed_shape(wide.shape, 4)).local(pack_four(numbers)))
+        own = array(wide, tuple(scale.shape)).local(scale)
+        rows = slice(self._starts[part], self._starts[part] + own.shape[0])
+        self.scale[rows].copy_(own)
+        self.whole[rows] = divisor.double().reciprocal()
+
+
+def to_nvfp4(matrix: Tensor, most: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """matrix [out, in] in a float dtype -> its numbers [out, in] uint8 of 0 to 15, scales [out, in / 16] e4m3, and the
+    float32 [1] that divides them. most: the largest magnitude that the last goes by, None: the matrix's own."""
+    wide = matrix.float() if matrix.dtype == torch.float16 else matrix  # which doesn't hold the whole's scale
+    groups = wide.view(wide.shape[0], -1, NV_GROUP)
+    largest = groups.abs().amax(2)
+    divisor = whole_divisor(largest.max() if most is None else most.to(wide))
+    scale = (divisor * (largest / E2M1_MOST)).clamp_(max=E4M3_MOST).to(E4M3).float()
+    scale.masked_fill_(scale == 0, LEAST_SCALE)
+    scaled = groups / (scale / divisor)[..., None]
+    magnitudes = torch.bucketize(scaled.abs(), _BOUNDS.to(scaled.device), out_int32=True)
+    return (magnitudes | (scaled < 0).int() << 3).to(torch.uint8).flatten(1), scale.to(E4M3), divisor
+
+
+def whole_divisor(most: Tensor) -> Tensor:
+    """The largest magnitude of a matrix -> what divides its scales, float32 [1]; 1 where there is nothing to divide."""
+    divisor = E4M3_MOST * E2M1_MOST / most.clamp(min=torch.finfo(most.dtype).tiny)
+    return divisor.nan_to_num(1.0, 1.0, 1.0).float().reshape(1)
+
+
+def fp4_product(ops: Ops, numbers: Tensor | None, scale: Tensor | None, whole: Tensor | None) -> Product:
+    """Returns the product by numbers in the layout of kernels/fp4_matrix.py."""
+    prepared = ops.prepare_linear_fp4(numbers, scale, whole)
+    return Product(ops.linear_fp4, prepared, prepared.form, prepared.streamed)
+
+
+def in_fp4(weights: Iterable[Weight]) -> bool:
+    """Returns whether some of a model's weights are four-bit floats of this file."""
+    return any(isinstance(weight, MadeFp4 | PowerScales | E4m3Scales) for weight in weights)
+
+
+def check_made(part: Part) -> None:
+    """Refuses matrices of which no NVFP4 is made."""
+    if part.shape[1] % SPAN:
+        raise UsageError(
+            f"{part.name} has {part.shape[1]} inputs, which {SPAN} doesn't divide: NVFP4 cannot be made of it, take "
+            "--quantization int8",
+            param="quantization",
+        )
+    cut_groups(part, SPAN, "--quantization int8")
+
+
+def _check_spans(part: Part) -> None:
+    if part.shape[1] % SPAN:
+        raise CheckpointError(
+            f"{part.name} has {part.shape[1]} inputs, and four-bit floats are read where {SPAN} divides them: take "
+            "another quantization of this model"
+        )
+    cut_groups(part, SPAN)
+
+
+def _groups(part: Part, suffix: str, group: int) -> Part:
+    """The scales of a matrix's groups, cut as it is."""
+    return part.over(f"{part.name}.{suffix}", (part.shape[0], part.shape[1] // group))
+
+
+def _rows(part: Part) -> Part:
+    """One number a row of a matrix: of one that is cut by inputs every rank has all."""
+    shape = part.shape[:1]
+    return part.over(part.name, shape) if part.cut == 0 else Part(part.name, shape)

@@ -1,0 +1,89 @@
+"""read_modelopt: what NVIDIA's ModelOpt says of its numbers -> StoredQuantization. No torch.
+
+    config.json               quantization_config: quant_algo, ignore, kv_cache_scheme, config_groups, quantized_layers
+    hf_quant_config.json      quantization: quant_algo, exclude_modules, kv_cache_quant_algo, quantized_layers
+
+Both say the same; older folders have the second alone (modelopt's `convert_hf_quant_config_format`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.quant.stored_quantization import StoredForm, StoredQuantization, Targets
+from penstock.quant.told_object import ToldObject, shown
+
+NV_GROUP = 16
+_NVFP4 = StoredForm("nvfp4", "group", NV_GROUP, packing="modelopt")
+# quant_algo -> how a matrix is stored, and whether rows are meant to be in four bits too.
+ALGORITHMS = {
+    "NVFP4": (_NVFP4, True),
+    "W4A16_NVFP4": (_NVFP4, False),
+    "FP8": (StoredForm("fp8", "tensor"), False),
+}
+MIXED = "MIXED_PRECISION"
+_INSTEAD = "take the model's unquantized checkpoint, or an fp8, NVFP4 or int4 one"
+_PAST = ("producer", "version", "quant_method", "lora_rank", "smoothquant_alpha")
+
+
+def read_modelopt(told: ToldObject) -> StoredQuantization:
+    inner = told.take("quantization")
+    if inner is not None:  # hf_quant_config.json's form, in a file of its own or in config.json
+        told.past(*_PAST)
+        told.refuse_rest()
+        if not isinstance(inner, dict):
+            raise told.fail(f"quantization must be an object, not {shown(inner)}")
+        told = ToldObject(inner, f"{told.where} quantization")
+    told.past(*_PAST)
+    algorithm = told.one_of("quant_algo", told.text("quant_algo", "").upper(), (*ALGORITHMS, MIXED), _INSTEAD)
+    _check_groups(told)
+    layers = told.take("quantized_layers", {})
+    if not isinstance(layers, dict) or (algorithm == MIXED) != bool(layers):
+        raise told.fail(f"quantized_layers must name matrices, of quant_algo {MIXED} alone, and is {shown(layers)}")
+    targets = _mixed(told, layers) if layers else (Targets(("Linear",), *ALGORITHMS[algorithm]),)
+    ignored, kv = told.names("ignore", "exclude_modules"), _kv(told)
+    told.refuse_rest()
+    return StoredQuantization("modelopt", targets, ignored, by_part=True, kv=kv)
+
+
+def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
+    """Each matrix, or what holds several, with an algorithm of its own."""
+    names: dict[str, list[str]] = {}
+    for name, raw in layers.items():
+        if not isinstance(raw, dict):
+            raise told.fail(f"quantized_layers {shown(name)} must be an object, not {shown(raw)}")
+        layer = ToldObject(raw, f"{told.where} quantized_layers {shown(name)}")
+        algorithm = layer.one_of("quant_algo", layer.text("quant_algo", "").upper(), ALGORITHMS, _INSTEAD)
+        _check_group(layer, algorithm)
+        layer.refuse_rest()
+        names.setdefault(algorithm, []).append(name)
+    return tuple(Targets(frozenset(named), *ALGORITHMS[each]) for each, named in names.items())
+
+
+def _check_groups(told: ToldObject) -> None:
+    """config_groups says in compressed-tensors' words what quant_algo does."""
+    _check_group(told, "")
+    groups = told.take("config_groups", {})
+    if not isinstance(groups, dict):
+        raise told.fail(f"config_groups must be an object, not {shown(groups)}")
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            raise told.fail(f"config_groups {shown(name)} must say what its weights are, not {shown(group)}")
+        if weights.get("num_bits") == 4:
+            _check_group(ToldObject(weights, f"{told.where} config_groups {shown(name)} weights"), "NVFP4")
+
+
+def _check_group(told: ToldObject, algorithm: str) -> None:
+    """Some writers say 0 or null where a matrix has one scale."""
+    group = told.take("group_size", NV_GROUP)
+    told.one_of("group_size", group, (NV_GROUP,) if "NVFP4" in algorithm else (NV_GROUP, 0), _INSTEAD)
+
+
+def _kv(told: ToldObject) -> Any:
+    algorithm = told.take("kv_cache_quant_algo")
+    if algorithm is not None:
+        wide = "set it to null to have KV in the model's numbers"
+        told.one_of("kv_cache_quant_algo", algorithm, ("FP8",), wide)
+        return {"num_bits": 8, "type": "float"}
+    return told.take("kv_cache_scheme")

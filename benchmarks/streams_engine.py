@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -68,6 +69,9 @@ class PacedRunner:
         # A host that is late by less than a step catches up, as a device that was launched ahead does.
         self._due = self._due + self._period if self._due > now - self._period else now + self._period
         return PacedFlight(self, plan.number, plan.rows.size, self._due)
+
+    def watch(self, goes_on: Callable[[], None]) -> None:
+        """Take no notice of `goes_on`: a step computes no layers between which it could be called."""
 
     def counts(self) -> dict[str, int]:
         return {"jit_compiles": 0, "jit_loads": 0}

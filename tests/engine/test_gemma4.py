@@ -11,7 +11,7 @@ import torch
 from execute_drive import CONFIG, tiny_model, tiny_runner
 from paged_cache import PagedCache
 from ranks_together import Together, met
-from sample_drive import Samples, drive, over, requests
+from sample_drive import Samples, drive, drive_each_alone, over, requests
 
 from penstock.engine.engine import Engine
 from penstock.errors import UsageError
@@ -33,13 +33,7 @@ MODEL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def alone() -> Samples:
     """What each request gives by itself, nothing of it cached."""
-    runner = tiny_runner(**MODEL)
-    found: Samples = {}
-    for request in requests():
-        engine, threads = over(runner, enable_prefix_caching=False)
-        found |= drive(engine, [request], threads)
-    runner.close()
-    return found
+    return drive_each_alone(tiny_runner(**MODEL))
 
 
 @pytest.mark.parametrize(("ahead", "tight"), [(0, False), (2, True), (1, True)])

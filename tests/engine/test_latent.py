@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from execute_drive import tiny_model, tiny_runner
 from ranks_together import Together, met
-from sample_drive import Samples, drive, over, requests
+from sample_drive import Samples, drive, drive_each_alone, over, requests
 
 from penstock.engine.engine import Engine
 from penstock.kernels.state_forms import LatentForm
@@ -26,13 +26,7 @@ MODEL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def alone() -> Samples:
     """What each request gives by itself, nothing of it cached."""
-    runner = tiny_runner(**MODEL)
-    found: Samples = {}
-    for request in requests():
-        engine, threads = over(runner, enable_prefix_caching=False)
-        found |= drive(engine, [request], threads)
-    runner.close()
-    return found
+    return drive_each_alone(tiny_runner(**MODEL))
 
 
 @pytest.mark.parametrize(("ahead", "tight", "groups"), [(0, False, "always"), (2, True, "off"), (1, True, "always")])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from execute_drive import Ask, Host, tiny_model, tiny_runner
 from ranks_together import Together, met
-from sample_drive import HEAD, Samples, drive, over, requests
+from sample_drive import HEAD, Samples, drive, drive_each_alone, over, requests
 from toy_states import build_toy
 
 from penstock.engine.engine import Engine
@@ -65,13 +65,7 @@ def model(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def alone(model: dict[str, Any]) -> Samples:
     """What each request gives by itself, nothing of it cached."""
-    runner = tiny_runner(**model)
-    found: Samples = {}
-    for request in requests():
-        engine, threads = over(runner, enable_prefix_caching=False)
-        found |= drive(engine, [request], threads)
-    runner.close()
-    return found
+    return drive_each_alone(tiny_runner(**model))
 
 
 @pytest.mark.parametrize(("ahead", "tight"), [(0, False), (2, False), (1, True), (3, True)])

@@ -52,6 +52,16 @@ def drive(engine: Engine, asked: list[Request], threads: ByTurns, together: int 
     return found
 
 
+def drive_each_alone(runner: TorchRunner) -> Samples:
+    """Runs each request by itself, with nothing of it cached, and closes the runner."""
+    found: Samples = {}
+    for request in requests():
+        engine, threads = over(runner, enable_prefix_caching=False)
+        found |= drive(engine, [request], threads)
+    runner.close()
+    return found
+
+
 def over(runner: TorchRunner, **knobs: object) -> tuple[Engine, ByTurns]:
     threads = ByTurns()
     masks = MasksHere(runner.vocab_size, threads)

@@ -59,8 +59,11 @@ class OwnInput:
         opened = wide(ops.gelu_mul(torch.cat((self.gate(ops, stream), given), 1), "wide"))
         return self.norm.alone(ops, self.out(ops, opened))
 
+    def matrices(self) -> tuple[Linear, Linear]:
+        return self.gate, self.out
+
     def weights(self) -> Iterator[Weight]:
-        for part in (self.gate, self.out, self.norm):
+        for part in (*self.matrices(), self.norm):
             yield from part.weights()
 
 
@@ -102,7 +105,7 @@ class Gemma4Layer:
         yield from self.mixer.matrices()
         yield from self.mlp.matrices()
         if self.own is not None:
-            yield from (self.own.gate, self.own.out)
+            yield from self.own.matrices()
 
     def weights(self) -> Iterator[Weight]:
         for part in (self.mixer_norm, self.mlp_norm, self.behind, self.mixer, self.mlp, self.routed, self.own):
@@ -115,8 +118,9 @@ class Gemma4Layer:
         self.mlp.prepare(ops)
         if self.routed is not None:
             self.routed.moe.prepare(ops)
-        for matrix in () if self.own is None else (self.own.gate, self.own.out):
-            matrix.prepare(ops)
+        if self.own is not None:
+            for matrix in self.own.matrices():
+                matrix.prepare(ops)
         return cast(Block, self)
 
     @property

@@ -71,8 +71,7 @@ class Fp4Stored:
         return weights["weight"].take(), weights["scale"].take(), None, whole
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
-        numbers, scale, _, whole = self.arrays(weights)
-        return fp4_product(ops, numbers, scale, whole)
+        return fp4_product(ops, self.arrays(weights))
 
 
 class PowerScales(Weight):
@@ -140,8 +139,7 @@ class Fp4FromFloats:
         return made.take(), made.scale, None, made.whole
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
-        numbers, scale, _, whole = self.arrays(weights)
-        return fp4_product(ops, numbers, scale, whole)
+        return fp4_product(ops, self.arrays(weights))
 
 
 class MadeFp4(MadeWeight):
@@ -199,8 +197,9 @@ def whole_divisor(most: Tensor) -> Tensor:
     return divisor.nan_to_num(1.0, 1.0, 1.0).float().reshape(1)
 
 
-def fp4_product(ops: Ops, numbers: Tensor | None, scale: Tensor | None, whole: Tensor | None) -> Product:
-    """Returns the product by numbers in the layout of kernels/fp4_matrix.py."""
+def fp4_product(ops: Ops, arrays: tuple[Tensor | None, ...]) -> Product:
+    """Returns the product by numbers in the layout of kernels/fp4_matrix.py. arrays: what `ForExperts.arrays` gives."""
+    numbers, scale, _, whole = arrays
     prepared = ops.prepare_linear_fp4(numbers, scale, whole)
     return Product(ops.linear_fp4, prepared, prepared.form, prepared.streamed)
 

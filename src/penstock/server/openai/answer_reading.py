@@ -25,7 +25,7 @@ from penstock.text.answers.reader import (
     MakeParser,
     format_of,
 )
-from penstock.text.answers.reasoning import MARKS, OPEN, THINK, WRAPPED, Thinking, thinking_behind
+from penstock.text.answers.reasoning import MARKS, OPEN, THINK, WRAPPED, Thinking, thinking_behind, token_of
 from penstock.text.answers.tool import Tool
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class AnswerReading:
 
     def _marks(self) -> set[str]:
         marks = () if self._thinking is None else self._marks_of_thought
-        thoughts = {mark[: mark.find(">") + 1] for mark in marks}
+        thoughts = set(map(token_of, marks))
         return thoughts if self._format is None else thoughts | set(self._format.marks or ())
 
 

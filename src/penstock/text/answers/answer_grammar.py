@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from penstock.text.answers.reader import CallFormat
-from penstock.text.answers.reasoning import THINK, Thinking
+from penstock.text.answers.reasoning import THINK, Thinking, token_of
 from penstock.text.answers.tool import Tool, lark_text
 
 TEXT = "TEXT: /(?s:.*)/\n"  # special tokens are no text
@@ -84,10 +84,11 @@ def _thought(thinking: Thinking, special: Container[str], marks: tuple[str, str]
 
 def _mark(mark: str, special: Container[str]) -> str:
     """A mark that is a special token, begins with one, or is plain text."""
-    token = mark[: mark.find(">") + 1]
-    if mark in special or token not in special:
-        return mark if mark in special else lark_text(mark)
-    return f"{token} {lark_text(mark.removeprefix(token))}"
+    if mark in special:
+        return mark
+    if (token := token_of(mark)) in special:
+        return f"{token} {lark_text(mark.removeprefix(token))}"
+    return lark_text(mark)
 
 
 def _up_to(rule: str, text: str, mark: str, special: Container[str]) -> str:

@@ -23,6 +23,11 @@ WRAPPED = {"ernie45": ("<response>", "</response>")}  # what may stand around an
 Thinking = Literal["open", "may open", "closed"]  # as the answer begins
 
 
+def token_of(mark: str) -> str:
+    """Returns the special token that a mark begins with, where the vocabulary has it."""
+    return mark[: mark.find(">") + 1]
+
+
 def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> Thinking:
     """Returns how an answer begins behind this prompt's end. inside_answer: the prompt's end is the answer's own
     beginning, so that a thought may have been opened further up in it."""

@@ -55,6 +55,8 @@ BIG = (
     ("one", 1, (128, 256)), ("16", 16, (128, 256)), ("1000", 1000, (128, 1024)), ("1000-1000", 1500, (1000, 1000)),
     ("128-2048", 2000, (128, 2048)), ("128-128", 8000, (128, 128)),
 )  # fmt: skip
+# Samples of one prompt at once: (name, prompt ids, samples, whether the engine attends to the prompt together).
+GROUPS = (("1024", 1024, 256, True), ("2000", 2000, 256, True), ("2000-alone", 2000, 256, False))
 # (title, width, key, format)
 COLUMNS = (
     ("out tok/s", 11, "output_tokens_per_second", ",.0f"),
@@ -126,6 +128,10 @@ def works_of(shape: str) -> tuple[Work, ...]:
         monkeys("monkeys-stops", stop=[STOP], ignore_eos=True),
         monkeys("monkeys-alone", groups=False),
         ids("big", problems * 8, big, big=True),
+        *(
+            ids(f"groups-{name}", problems, (length, 128), n=n, groups=groups, named=True, profile_after=40)
+            for name, length, n, groups in GROUPS
+        ),
         *(
             ids(f"big-{name}", 6 if tiny else count, out if tiny else sizes, big=True, named=True)
             for name, count, sizes in BIG

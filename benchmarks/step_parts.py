@@ -18,14 +18,15 @@ from typing import Any
 
 import penstock.kernels
 
-PARTS = ("products", "attention", "sampling", "elementwise", "gap")
+PARTS = ("products", "attention", "states", "sampling", "elementwise", "gap")
 LEAD = 2  # steps between the profiler's start and the window's: the start itself holds the host up
 TOP = 12
 BESIDE = ("Memcpy HtoD", "Memcpy DtoH")  # run on copy engines beside the kernels
 # Our own kernels count by the file that defines them; a file that isn't named here is elementwise. Of two kernels with
 # one name that of a named file counts: decode's `_join` runs in each layer, rows' where a row comes to life.
 FILES = {
-    "attention": {"attention", "one_row_attention", "decode", "prefill", "prefix", "walk"},
+    "attention": {"attention", "one_row_attention", "decode", "prefill", "prefix", "walk", "latent"},
+    "states": {"delta_chunks", "delta_rule", "mamba2", "mamba2_chunks", "short_conv", "row_state"},
     "sampling": {"sample", "sampler", "tiles", "tile_sums", "draw", "filters", "noise", "penalties", "logprobs"},
     "products": {
         "linear", "linear_one", "linear_small", "linear_fp8", "linear_groups", "linear_four", "stream_groups",

@@ -14,7 +14,6 @@ from ranks_together import Together, met
 from sample_drive import Samples, drive, drive_each_alone, over, requests
 
 from penstock.engine.engine import Engine
-from penstock.errors import UsageError
 from penstock.layers.reading_attention import ReadingAttention
 from penstock.parallel.layout import Layout
 
@@ -64,11 +63,6 @@ def test_late_layers_read_the_last_of_their_kind_and_store_nothing() -> None:
     assert mixers[3].source is mixers[2] and mixers[4].source is mixers[1]
     assert len(model.paged_forms) == 3
     assert [form.block_bytes // (2 * 16 * 4) for form in model.paged_forms] == [2 * 8, 1 * 16, 2 * 8]
-
-
-def test_a_gpu_is_refused_in_a_line() -> None:
-    with pytest.raises(UsageError, match="Gemma 4 has kernels for a CPU alone so far: take --device cpu"):
-        tiny_model(**MODEL, device="cuda")
 
 
 def test_streams_of_layers_can_be_handed_out() -> None:

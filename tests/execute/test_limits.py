@@ -151,14 +151,18 @@ def test_no_memory_for_the_model_is_told_before_any_is_taken(tmp_path: Path, mon
 
 
 def test_recurrent_state_is_counted_before_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 GiB free, 4 of them ours: rows whose state takes half of it at most, a twentieth for snapshots, then KV."""
+    """16 GiB free, 4 of them ours: a row's state with 1,000 tokens beside it, a twentieth for snapshots."""
     monkeypatch.setattr(limits_module, "free_memory", lambda device: 16 * GIB)
     batch = BatchLimits(1024, 2048, 1000)
-    small = with_kv(batch, Config.of(), 16384, CPU, slot_bytes=1 << 10)
+    small = with_kv(batch, Config.of(), 4000, CPU, slot_bytes=1 << 10)
     assert small.max_rows == 1024 and small.state_slots == 1024 + 2 + 8 * 1024
-    large = with_kv(batch, Config.of(), 16384, CPU, slot_bytes=8 << 20)
-    assert 200 < large.max_rows < 256 and large.state_slots * (8 << 20) <= 2.2 * (1 << 30)
+    large = with_kv(batch, Config.of(), 4000, CPU, slot_bytes=8 << 20)
+    assert large.state_slots == large.max_rows + 2 + max(int(4 * GIB * 0.05) >> 23, large.max_rows // 8)
+    taken = large.state_slots * (8 << 20) + large.max_rows * 1000 * 4000
+    assert 4 * GIB * 0.97 < taken <= 4 * GIB
     assert large.mask_slots == large.max_rows and large.kv_tokens < small.kv_tokens
+    costly = with_kv(batch, Config.of(), 16384, CPU, slot_bytes=8 << 20)
+    assert costly.max_rows < large.max_rows and costly.kv_tokens >= 1000 * costly.max_rows
     with pytest.raises(
         CapacityError, match=r"the recurrent state of 900 sequences takes .*: set max_num_seqs to \d+ or"
     ):

@@ -121,6 +121,17 @@ def test_an_answer_is_opened_by_a_gate_whose_rows_stand_apart() -> None:
     torch.testing.assert_close(opened, plain_activation.sigmoid_mul(x, beside[:, 60:]), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [60, 256])
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_shared_experts_answer_is_added_as_the_reference_adds_it(width: int, gated: bool) -> None:
+    out, made, x = (torch.randn(5, width) for _ in range(3))
+    gate = torch.randn(1, width) if gated else None
+    want = plain_activation.add_opened(out.clone(), made, x, gate, 2.5)
+    got = triton_activation.add_opened(out, made, x, gate, 2.5)
+    assert got is out
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_relu_squared():
     x = cases.drawn(5, 60)
     for column in (plain_activation, triton_activation):

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -327,7 +328,11 @@ def _tried(parts: list[Part], size: float) -> list[tuple[str, bool]]:
     def tried(part: Part) -> tuple[str, bool]:
         started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            said, wrong = part.run(Path(folder), size)
+            try:
+                said, wrong = part.run(Path(folder), size)
+            except Exception as error:  # noqa: BLE001  # a fault of one part is its row, and the others are tried all the same
+                traceback.print_exc()
+                said, wrong = "the trial itself failed", [f"{type(error).__name__}: {error}"]
         seconds = time.monotonic() - started
         verdict = "as it should" if not wrong else "; ".join(wrong[:3])
         row = f"| {part.group} | {part.name} | {part.what} | {said} | {verdict} | {seconds:.0f} |"

@@ -25,8 +25,9 @@ GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05  # 1.5 GB for graphs, on a small GPU so
 # Beyond the tokens that were asked for: the scratch block, a sample's own copy of its prompt's last block, and its next
 # token's block, so that a cache of max_model_len tokens really runs a sequence of that length.
 SPARE_BLOCKS = 3
-# Of what is free, that recurrent state may take where nobody says how many rows; the rest is for KV.
-SLOT_SHARE = 0.5
+# Tokens of KV that each row finds room for beside its recurrent state, where nobody says how many rows: more rows would
+# wait for each other's KV, fewer leave memory idle (a Qwen3.5-35B's state takes what 3,000 tokens of its KV do).
+SLOT_TOKENS = 1024
 # Slots that hold prompts' states, for their samples and for later prompts: one for so many rows at least, and as many
 # for each row as a share of what is free has room for.
 SNAPSHOT_ROWS, LEAST_SNAPSHOTS = 8, 4
@@ -105,9 +106,8 @@ def with_kv(
     slots = 0
     if slot_bytes:
         ours = int(free * _share_of(device))
-        limits = _with_rows_that_fit(limits, config, slot_bytes, ours, device)
-        more = min(SNAPSHOTS_A_ROW * limits.max_rows, int(ours * SNAPSHOT_SHARE) // slot_bytes)
-        slots = max(slots_of(limits.max_rows), first_snapshot(limits.max_rows) + more)
+        limits = _with_rows_that_fit(limits, config, slot_bytes, token_bytes, ours, device)
+        slots = _slots_in(limits.max_rows, ours, slot_bytes)
         free -= slots * slot_bytes
     if asked is not None:
         tokens = asked
@@ -149,19 +149,29 @@ def slots_of(rows: int) -> int:
     return first_snapshot(rows) + max(LEAST_SNAPSHOTS, rows // SNAPSHOT_ROWS)
 
 
+def _slots_in(rows: int, free: int, slot_bytes: int) -> int:
+    """Returns how many slots so many rows get: those that they need, and as many snapshots as a share of the memory
+    holds."""
+    more = min(SNAPSHOTS_A_ROW * rows, int(free * SNAPSHOT_SHARE) // slot_bytes)
+    return max(slots_of(rows), first_snapshot(rows) + more)
+
+
 def _with_rows_that_fit(
-    limits: BatchLimits, config: Config, slot_bytes: int, free: int, device: torch.device
+    limits: BatchLimits, config: Config, slot_bytes: int, token_bytes: int, free: int, device: torch.device
 ) -> BatchLimits:
     """Returns the limits with as many rows as their recurrent state fits for. CapacityError where it doesn't for those
     that were asked for, or for one."""
-    rows = limits.max_rows
-    if config.batching.max_num_seqs is None:
-        room = free * SLOT_SHARE // slot_bytes
-        while rows > 1 and slots_of(rows) > room:
-            rows = min(rows - 1, int(rows * room / slots_of(rows)))
+
+    def needed(rows: int) -> int:
+        tokens = max(rows * min(limits.max_model_len, SLOT_TOKENS), limits.max_model_len)
+        return _slots_in(rows, free, slot_bytes) * slot_bytes + tokens * token_bytes
+
+    most = limits.max_rows
+    while most and needed(most) > free:
+        most = min(most - 1, int(most * free / needed(most)))
+    rows = limits.max_rows if config.batching.max_num_seqs is not None else max(1, most)
     taken = slots_of(rows) * slot_bytes
-    if rows < 1 or taken > free:
-        most = max(0, int(free * SLOT_SHARE // slot_bytes) - first_snapshot(0) - LEAST_SNAPSHOTS)
+    if taken > free:
         raise CapacityError(
             f"the recurrent state of {rows} sequences takes {_gib(taken)}, {_gib(slot_bytes)} each, and {_gib(free)} "
             f"is ours to take on {device}: "

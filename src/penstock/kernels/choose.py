@@ -111,6 +111,7 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "gelu_mul": _triton("activation", "one launch"),
     "sigmoid_mul": _triton("activation", "one launch"),
     "relu2": _triton("activation", "one launch"),
+    "add_opened": _triton("activation", "product, sigmoid and sum in one launch"),
     "softcap": _reference("activation"),
     "prepare_experts": _experts(),
     "experts": _experts(),

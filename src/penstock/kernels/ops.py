@@ -225,6 +225,8 @@ class Ops:
     # x [T, F], gate [T, F], whose rows may stand apart, weight [F], groups, eps, form -> x * silu(gate), normed in
     # groups of F / groups neighbours and rounded, times weight; weight None: x * silu(gate)
     gated_norm: Callable[[Tensor, Tensor, Tensor | None, int, float, Form], Rows]
+    # out [T, d], made [T, d], x [T, d], gate [1, d] or None, scale -> out + scale * made * sigmoid(x . gate), in out
+    add_opened: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
     softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     # ids [T], table [rows, d], the token of its first row -> [T, d], 0 where a token is not in it. None: all are
     embed: Callable[..., Tensor]

@@ -257,7 +257,7 @@ class Maker:
         """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`, or as a fused MLP has them.   gate: the
         product whose sigmoid multiplies the answer, None: it has none.   scale: of the answer.   gated: whether it is
         no `relu2_mlp`."""
-        opened = None if gate is None else self.linear(gate, 1, hidden)
+        opened = None if gate is None else Weight([Part(f"{gate}.weight", (1, hidden))], self.dtype, self.device)
         if not gated:
             return SharedExpert(self.relu2_mlp(at, hidden, middle, in_parts=True), opened, scale)
         return SharedExpert(self.mlp(at, hidden, middle, fused=fused, in_parts=True), opened, scale)

@@ -58,25 +58,20 @@ class SharedExpert:
     the sigmoid of a gate's where it has one (Qwen2-MoE)."""
 
     mlp: Mlp | Relu2Mlp  # on several ranks it gives this one's part of the sum
-    gate: Linear | None = None  # [1, d]
+    gate: Weight | None = None  # [1, d]
     scale: float = 1.0  # of the answer
 
     def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
         """Adds the answer for x `[T, d]` to out `[T, d]` -> out."""
-        made = self.mlp(ops, x)
-        if self.gate is None:
-            return out.add_(made, alpha=self.scale)
-        return out.addcmul_(made, self.gate(ops, x).sigmoid_(), value=self.scale)
+        return ops.add_opened(out, self.mlp(ops, x), x, None if self.gate is None else self.gate.value, self.scale)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.mlp.weights()
         if self.gate is not None:
-            yield from self.gate.weights()
+            yield self.gate
 
     def prepare(self, ops: Ops) -> None:
         self.mlp.prepare(ops)
-        if self.gate is not None:
-            self.gate.prepare(ops)
 
 
 @dataclass(slots=True)
@@ -117,7 +112,7 @@ class Moe:
         return out if self.summed is None else self.summed.all_reduce(out)
 
     def matrices(self) -> Iterator[Linear]:
-        # The router stays as the checkpoint has it, and so does the shared expert's gate.
+        # The router stays as the checkpoint has it.
         yield from self.latent or ()
         if self.shared is not None:
             yield from self.shared.mlp.matrices()

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import UsageError
 from penstock.kernels.routing import Routing
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import listed_types
@@ -182,10 +181,6 @@ def build(config: Gemma4Config, make: Maker) -> Decoder:
     from penstock.models.decoder import Decoder
     from penstock.quant.weight import Part, Weight
 
-    if make.device.type == "cuda":
-        raise UsageError(
-            "Gemma 4 has kernels for a CPU alone so far: take --device cpu, or another model", param="device"
-        )
     c, hidden = config, config.hidden_size
     owners: dict[int, Attention] = {}
 

@@ -49,6 +49,14 @@ def over_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
     return torch.div(x, below, out=below)
 
 
+def add_opened(out: Tensor, made: Tensor, x: Tensor, gate: Tensor | None, scale: float) -> Tensor:
+    """out, made, x [T, d], gate [1, d] -> out, to which scale * made * sigmoid(x . gate) is added; without a gate
+    scale * made."""
+    if gate is None:
+        return out.add_(made, alpha=scale)
+    return out.addcmul_(made, F.linear(x, gate).sigmoid_(), value=scale)
+
+
 def softcap(logits: Tensor, cap: float) -> Tensor:
     """logits, overwritten -> cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118)."""
     return logits.div_(cap).tanh_().mul_(cap)

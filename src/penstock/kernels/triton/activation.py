@@ -93,6 +93,41 @@ def _opened(
     _store(value, out, low, scales, row, column, there, width, FP8, BLOCK)
 
 
+@triton.jit
+def _add_opened(
+    out, made, x, gate, scale, width, GATED: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program a row."""
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    there, at = column < width, row * width + column
+    if GATED:
+        weight = tl.load(gate + column, mask=there, other=0.0).to(tl.float32)  # a constant: before the wait
+    wait(EARLY)
+    release(EARLY)
+    value = tl.load(made + at, mask=there, other=0.0).to(tl.float32) * scale
+    dtype = out.dtype.element_ty
+    if GATED:
+        seen = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        opening = tl.sum(seen * weight).to(dtype).to(tl.float32)
+        value *= (1.0 / (1.0 + tl.exp(-opening))).to(dtype).to(tl.float32)
+    value += tl.load(out + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + at, value.to(dtype), mask=there)
+
+
+def add_opened(out: Tensor, made: Tensor, x: Tensor, gate: Tensor | None, scale: float) -> Tensor:
+    """out, made, x [T, d], gate [1, d] -> out, to which scale * made * sigmoid(x . gate) is added; without a gate
+    scale * made. The product and the sigmoid are rounded as torch rounds them, the sum once."""
+    rows, width = out.shape
+    assert out.is_contiguous() and made.is_contiguous() and x.is_contiguous()
+    if rows:
+        early, block = early_of(out.device, rows), next_power_of_2(width)
+        _add_opened[(rows,)](
+            out, made, x, out if gate is None else gate, scale, width, GATED=gate is not None, EARLY=early,
+            BLOCK=block, num_warps=max(1, min(8, block // 256)), launch_pdl=bool(early),
+        )  # fmt: skip
+    return out
+
+
 def sigmoid_mul(x: Tensor, gate: Tensor, form: Form = "wide") -> Rows:
     """x [T, F], gate [T, F], whose rows may stand apart -> x * sigmoid(gate), [T, F]. float32 inside, rounded once."""
     return _launch_opened(x, gate, form, relu=False)

@@ -42,12 +42,10 @@ def log_decay(given, step_bias, decay):
 
 
 @triton.jit
-def gated_norm(x, z, norm, lane, there, eps, WIDTH: tl.constexpr, dtype: tl.constexpr):
-    """x, z [n, WIDTH of a power of two] float32 -> the norm of x's rows, times silu(z); rounded as torch rounds it."""
-    x = x.to(dtype).to(tl.float32)
-    normed = (x * tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)[:, None]).to(dtype).to(tl.float32)
-    weighed = (normed * tl.load(norm + lane, mask=there, other=0.0).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
-    return weighed * silu(z)
+def weighed(normed, z, norm, lane, there, dtype: tl.constexpr):
+    """normed, z float32 -> normed times its weights, times silu(z); rounded as torch rounds it."""
+    weight = tl.load(norm + lane, mask=there, other=0.0).to(tl.float32)
+    return (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32) * silu(z)
 
 
 @triton.jit
@@ -140,6 +138,8 @@ def _carry(
     """A program a chunk, value head and VALUES of its values: block by block, the answers and the state behind it."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
+    if begin == end:  # a place that a step has no chunk for: its slot is left alone
+        return
     token, key = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     is_key, is_value = key < KEY, value < VALUE
@@ -184,7 +184,8 @@ def _norm(
         x = tl.load(answers + at.to(tl.int64) * (VALUE_HEADS * VALUE) + each, mask=there, other=0.0).to(tl.float32)
         z = tl.load(given + token * stride + channels + each, mask=there, other=0.0).to(tl.float32)
         dtype = given.dtype.element_ty
-        answer = gated_norm(x, z, norm, value, value < VALUE, eps, VALUE, dtype)
+        normed = x * tl.rsqrt(tl.sum(x * x, axis=1) / VALUE + eps)[:, None]
+        answer = weighed(normed, z, norm, value[None, :], (value < VALUE)[None, :], dtype)
         tl.store(out + token * (VALUE_HEADS * VALUE) + each, answer.to(dtype), mask=there)
 
 

@@ -1,7 +1,8 @@
 """Mamba2's recurrence, a program a row and head: convolutions, step, decay, update and answer; and its gated norm.
 
-A program reads the head's state once, changes it and writes it back. Heads of a group work out its B and C each for
-itself: the window is a ring, so neither spoils what the other reads. Chunks are `mamba2_chunks`' work.
+A program reads the head's state once, some values' columns after the others, changes them and writes them back. Heads
+of a group work out its B and C each for itself: the window is a ring, so neither spoils what the other reads. Chunks
+are `mamba2_chunks`' work.
 """
 
 from __future__ import annotations
@@ -21,53 +22,68 @@ from penstock.kernels.triton.mamba2_chunks import mamba2_chunks
 from penstock.kernels.triton.pdl import early_of, release, wait
 from penstock.kernels.triton.short_conv import of_row, silu
 
+# Numbers of a state that a program has in registers at once, and its warps: as the delta rule's (delta_rule.py).
+_AT_ONCE, _WARPS = 8192, 2
+
 
 @triton.jit
 def _rows(
     given, taps, taps_bias, a, step_bias, skip, window, matrix, slots, folds, positions, out, window_stride,
     matrix_stride, stride, HEADS: tl.constexpr, GROUPS: tl.constexpr, HEAD: tl.constexpr, STATE: tl.constexpr,
-    WIDTH: tl.constexpr, HEAD_WIDTH: tl.constexpr, STATE_WIDTH: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr,
+    PART: tl.constexpr, STATE_WIDTH: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """PART: values of the head at once."""
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)  # heads of a row beside each other: so does its memory
     slot, position, fold = tl.load(slots + row).to(tl.int64), tl.load(positions + row), tl.load(folds + row) != 0
     size: tl.constexpr = HEADS * HEAD
-    channels: tl.constexpr = size + 2 * GROUPS * STATE
     dtype = given.dtype.element_ty
-    # C, B and x below each other: as many numbers as a program has threads, or more, so that each is loaded once.
-    part, lane = tl.arange(0, 4)[:, None], tl.arange(0, WIDTH)
-    of_group = size + head // (HEADS // GROUPS) * STATE + (1 - part) * (GROUPS * STATE)
-    channel = tl.where(part < 2, of_group, head * HEAD) + lane[None, :]
-    there = ((part < 2) & (lane < STATE)[None, :]) | ((part == 2) & (lane < HEAD)[None, :])
-    mixed = of_row(
-        given + size, taps, window, slot * window_stride, position, fold, row, stride, channel, there, channels, TAPS,
-        False,
-    )  # fmt: skip
-    if BIAS:
-        mixed += tl.load(taps_bias + channel, mask=there, other=0.0).to(tl.float32)
-    mixed = silu(mixed).to(dtype).to(tl.float32)
-    key, value = tl.arange(0, STATE_WIDTH), tl.arange(0, HEAD_WIDTH)
-    c = _first(tl.sum(tl.where(part == 0, mixed, 0.0), axis=0), WIDTH, STATE_WIDTH)[:, None]
-    b = _first(tl.sum(tl.where(part == 1, mixed, 0.0), axis=0), WIDTH, STATE_WIDTH)[:, None]
-    x = _first(tl.sum(tl.where(part == 2, mixed, 0.0), axis=0), WIDTH, HEAD_WIDTH)
-    dt = softplus(tl.load(given + row * stride + size + channels + head).to(tl.float32) + tl.load(step_bias + head))
-    held = matrix + slot * matrix_stride + head * (STATE * HEAD) + key[:, None] * HEAD + value[None, :]
-    within = (key < STATE)[:, None] & (value < HEAD)[None, :]
-    state = tl.load(held, mask=within, other=0.0).to(tl.float32)  # further up it would take twice the registers
-    if fold:
-        state *= tl.exp(dt * tl.load(a + head))
-        state += (b * dt) * x[None, :]
-        tl.store(held, state.to(matrix.dtype.element_ty), mask=within)
-    answer = tl.sum(state * c, axis=0) + tl.load(skip + head) * x
-    tl.store(out + row * size + head * HEAD + value, answer.to(dtype), mask=value < HEAD)
+    dt = softplus(
+        tl.load(given + row * stride + 2 * size + 2 * GROUPS * STATE + head).to(tl.float32) + tl.load(step_bias + head)
+    )
+    left, past = tl.exp(dt * tl.load(a + head)), tl.load(skip + head)
+    key, some = tl.arange(0, STATE_WIDTH), tl.arange(0, PART)
+    is_key, its_window = key < STATE, slot * window_stride
+    of_group = size + head // (HEADS // GROUPS) * STATE + key
+    b = _convolved(
+        given, taps, taps_bias, window, its_window, position, fold, row, stride, of_group, is_key, HEADS, GROUPS, HEAD,
+        STATE, TAPS, BIAS,
+    )[:, None]  # fmt: skip
+    c = _convolved(
+        given, taps, taps_bias, window, its_window, position, fold, row, stride, of_group + GROUPS * STATE, is_key,
+        HEADS, GROUPS, HEAD, STATE, TAPS, BIAS,
+    )[:, None]  # fmt: skip
+    b *= dt
+    held = matrix + slot * matrix_stride + head * (STATE * HEAD) + key[:, None] * HEAD + some[None, :]
+    for begin in range(0, HEAD, PART):
+        value = begin + some
+        there = value < HEAD
+        within = is_key[:, None] & there[None, :]
+        state = tl.load(held + begin, mask=within, other=0.0).to(tl.float32)
+        x = _convolved(
+            given, taps, taps_bias, window, its_window, position, fold, row, stride, head * HEAD + value, there, HEADS,
+            GROUPS, HEAD, STATE, TAPS, BIAS,
+        )  # fmt: skip
+        if fold:
+            state = state * left + b * x[None, :]
+            tl.store(held + begin, state.to(matrix.dtype.element_ty), mask=within)
+        answer = tl.sum(state * c, axis=0) + past * x
+        tl.store(out + row * size + head * HEAD + value, answer.to(dtype), mask=there)
 
 
 @triton.jit
-def _first(numbers, WIDTH: tl.constexpr, COUNT: tl.constexpr):
-    """numbers [WIDTH], 0 from COUNT on -> [COUNT]."""
-    if COUNT == WIDTH:
-        return numbers
-    else:
-        return tl.sum(tl.reshape(numbers, (WIDTH // COUNT, COUNT)), axis=0)
+def _convolved(
+    given, taps, taps_bias, window, its_window, position, fold, row, stride, channel, there, HEADS: tl.constexpr,
+    GROUPS: tl.constexpr, HEAD: tl.constexpr, STATE: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """A row's convolution of some of x, B and C, through silu: float32."""
+    size: tl.constexpr = HEADS * HEAD
+    total = of_row(
+        given + size, taps, window, its_window, position, fold, row, stride, channel, there, size + 2 * GROUPS * STATE,
+        TAPS, False,
+    )  # fmt: skip
+    if BIAS:
+        total += tl.load(taps_bias + channel, mask=there, other=0.0).to(tl.float32)
+    return silu(total).to(given.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
@@ -109,13 +125,13 @@ def mamba2(
     out = torch.empty((given.shape[0], h.size), dtype=given.dtype, device=given.device)
     bias = w.taps if w.taps_bias is None else w.taps_bias
     if rows:
-        value, key = next_power_of_2(h.head_width), next_power_of_2(h.state_width)
-        _rows[(rows, h.heads)](
+        key = next_power_of_2(h.state_width)
+        part = min(next_power_of_2(h.head_width), max(1, _AT_ONCE // key))
+        _rows[(h.heads, rows)](
             given, w.taps, bias, w.a, w.step_bias, w.skip, window, matrix, states.slots,
             states.folds.view(torch.uint8), inputs.positions, out, window.stride(0), matrix.stride(0), given.stride(0),
-            HEADS=h.heads, GROUPS=h.groups, HEAD=h.head_width, STATE=h.state_width, WIDTH=max(value, key),
-            HEAD_WIDTH=value, STATE_WIDTH=key, TAPS=w.taps.shape[1], BIAS=w.taps_bias is not None,
-            num_warps=max(1, min(16, value * key // 2048)),
+            HEADS=h.heads, GROUPS=h.groups, HEAD=h.head_width, STATE=h.state_width, PART=part, STATE_WIDTH=key,
+            TAPS=w.taps.shape[1], BIAS=w.taps_bias is not None, num_warps=_WARPS if key * part == _AT_ONCE else 1,
         )  # fmt: skip
     if inputs.prefill is not None and given.shape[0] > rows:
         mamba2_chunks(given, h, w, window, matrix, inputs, out)

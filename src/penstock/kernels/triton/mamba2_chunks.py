@@ -65,6 +65,8 @@ def _carry(
     """A program a chunk, head and VALUES of its values: block by block, the answers and the state behind it."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
+    if begin == end:  # a place that a step has no chunk for: its slot is left alone
+        return
     token, key = tl.arange(0, BLOCK), tl.arange(0, STATE_WIDTH)
     value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     is_key, is_value = key < STATE, value < HEAD

@@ -59,12 +59,24 @@ GEMMA = LLAMA | {
     "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 1e4,
     "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+GEMMA4 = LLAMA | {
+    "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "head_dim": 256, "global_head_dim": 512,
+    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512,
+    "num_global_key_value_heads": 1, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
+    "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}  # fmt: skip
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": (LLAMA, {}),
     "wide": (WIDE, {}),
     "float16": (WIDE, {"dtype": "float16"}),
     "qwen3": (QWEN3, {}),
     "gemma": (GEMMA, {}),
+    "gemma4": (GEMMA4, {}),
+    "gemma4-float32": (GEMMA4, {"dtype": "float32"}),
     "experts": (EXPERTS, {}),
     "turned-first": (TURNED_FIRST, {}),
     "grouped-experts": (GROUPED, {}),

@@ -121,7 +121,10 @@ class BatchingOptions:
     """How much of it at once."""
 
     max_num_seqs: int | None = _knob(
-        None, "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU.", low=1, high=MAX_ROWS
+        None,
+        "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU; with a recurrent state as many as fit.",
+        low=1,
+        high=MAX_ROWS,
     )
     max_num_batched_tokens: int | None = _knob(
         None, "Tokens of a step, prompts and rows together. None: 2,048 on a CPU, 16,384 on a GPU.",

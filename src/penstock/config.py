@@ -122,7 +122,7 @@ class BatchingOptions:
 
     max_num_seqs: int | None = _knob(
         None,
-        "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU; with a recurrent state as many as fit.",
+        "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU; of recurrent states as many as fit.",
         low=1,
         high=MAX_ROWS,
     )

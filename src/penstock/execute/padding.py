@@ -82,8 +82,8 @@ class BesideSizes(NamedTuple):
 
 
 def padded_beside(rows: int, tokens: int) -> BesideSizes:
-    """Returns the sizes of a step of so many rows and prompt tokens: coarse where steps are short. A prompt's part alone
-    runs beside a dead row, as its last part does beside the row that it brings."""
+    """Returns the sizes of a step of so many rows and prompt tokens: coarse where steps are short. A prompt's part
+    alone runs beside a dead row, as its last part does beside the row that it brings."""
     if rows <= BESIDE_ROWS[-1]:
         size = BESIDE_ROWS[bisect_left(BESIDE_ROWS, rows)]
         whole = size // 16 * 16

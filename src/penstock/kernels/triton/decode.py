@@ -24,7 +24,7 @@ from penstock.kernels.triton.flash_loop import (
     walk_row,
     with_eight,
 )
-from penstock.kernels.triton.grid import cdiv, next_power_of_2, processors_of
+from penstock.kernels.triton.grid import cdiv, next_power_of_2, precision_of, processors_of
 from penstock.kernels.triton.pdl import has_pdl, wait
 from penstock.kernels.triton.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
 
@@ -254,7 +254,7 @@ def attend_rows(
         prefix_splits, q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
         pad, least_queries(heads // kv_heads, kv), skips, 1 if prefix_splits == 1 else MOST_PARTS,
         PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, sinks is not None,
-        softcap is not None, kv.eight, "ieee" if q.dtype == torch.float32 else "tf32", early,
+        softcap is not None, kv.eight, precision_of(q.dtype, width), early,
         num_warps=warps, num_stages=stages, launch_pdl=bool(early),
     )  # fmt: skip
     if splits > 1:

@@ -32,7 +32,7 @@ from penstock.kernels.triton.flash_loop import (
     with_eight,
 )
 from penstock.kernels.triton.fp8 import pointers
-from penstock.kernels.triton.grid import next_power_of_2
+from penstock.kernels.triton.grid import next_power_of_2, precision_of
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.rotary import store_eight_v, store_kv, to_eight
 
@@ -267,7 +267,7 @@ def _launch(
         RATIO_PAD=least_queries(heads // kv_heads, kv), RAW=cos_sin is not None, WINDOWED=window is not None,
         TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, COLUMNS=columns,
         AT_ONCE=max(1, min(PARTS, JOINED // columns)), SINKS=sinks is not None, CAPPED=softcap is not None,
-        EIGHT=kv.eight, FIXED=fixed, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=EARLY * can,
+        EIGHT=kv.eight, FIXED=fixed, PRECISION=precision_of(q.dtype, width), EARLY=EARLY * can,
         num_warps=4, num_stages=2, launch_pdl=bool(can),
     )  # fmt: skip
     return out

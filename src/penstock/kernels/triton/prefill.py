@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.flash_loop import LOG2_E, at_head, begun, owner, queries_of, scales_of, walk
-from penstock.kernels.triton.grid import next_power_of_2, shared_of
+from penstock.kernels.triton.grid import next_power_of_2, precision_of, shared_of
 
 WIDE_TILE = 196_608  # bytes of shared memory that the largest one takes
 
@@ -127,7 +127,7 @@ def attend_chunks(
         context, block_table, chunks, tiles, window or 0, scale * LOG2_E, (softcap or 1.0) * LOG2_E,
         q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
         max(16, next_power_of_2(width)), window is not None, queries, tokens, sinks is not None,
-        softcap is not None, kv.eight, "ieee" if q.dtype == torch.float32 else "tf32",
+        softcap is not None, kv.eight, precision_of(q.dtype, width),
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.flash_loop import LOG2_E, at_head, nothing_seen, owner, queries_of, scales_of, span, walk
-from penstock.kernels.triton.grid import LEAST_SHARED, next_power_of_2, shared_of
+from penstock.kernels.triton.grid import LEAST_SHARED, next_power_of_2, precision_of, shared_of
 
 MOST_PARTS = 8  # programs that share a tile's prefix
 PART_TOKENS = 128  # of a prefix, that one of them takes at least
@@ -141,7 +141,7 @@ def attend_prefixes(
         length, groups, state.splits, scale * LOG2_E, (softcap or 1.0) * LOG2_E,
         q.stride(0), kv.keys.stride(0), blocks.stride(0), heads, kv_heads, width,
         max(16, next_power_of_2(width)), queries, tokens, state.splits > 1, PART_TOKENS, PART_TILE, EACH,
-        softcap is not None, kv.eight, "ieee" if q.dtype == torch.float32 else "tf32",
+        softcap is not None, kv.eight, precision_of(q.dtype, width),
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 

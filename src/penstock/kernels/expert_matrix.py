@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp4_matrix import MX_GROUP, widen_fp4
+from penstock.kernels.fp4_groups import MX_GROUP
+from penstock.kernels.fp4_matrix import widen_fp4
 from penstock.kernels.fp8_rows import E4M3, spread
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.routing import Routing

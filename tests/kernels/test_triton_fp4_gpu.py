@@ -31,12 +31,15 @@ def test_products_of_an_8b_model(rows, shape):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("octets", [32, 64, 128])
-@pytest.mark.parametrize(("rows", "outputs", "warps"), [(8, 32, 1), (16, 64, 2), (32, 64, 4), (64, 128, 4), (128, 128, 8)])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "warps"), [(8, 32, 1), (16, 64, 2), (32, 64, 4), (64, 128, 4), (128, 128, 8)]
+)
 def test_the_same_bits_however_k_is_split(rows, outputs, warps, octets, kind):
     from triton_kernel_cases_fp4 import Slices, check_products
 
-    for split in (1, 2, 4):
-        check_products("cuda", torch.bfloat16, rows, 300, 2080, kind, Slices(rows, outputs, octets, split, 3, warps))
+    for split, shared in ((1, False), (2, True), (4, False)):
+        cut = Slices(rows, outputs, octets, split, 3, warps, shared)
+        check_products("cuda", torch.bfloat16, rows, 300, 2080, kind, cut)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

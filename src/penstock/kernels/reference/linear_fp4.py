@@ -22,8 +22,8 @@ class Fp4Matrix(TakesWideRows):
 
 
 def prepare_linear_fp4(numbers: Tensor, scale: Tensor, whole: Tensor | None, dtype: torch.dtype) -> Fp4Matrix:
-    """numbers, scale, whole in the layout of kernels/fp4_matrix.py -> what `linear_fp4` takes. dtype: the model's, which
-    rows say here too."""
+    """numbers, scale, whole in the layout of kernels/fp4_matrix.py -> what `linear_fp4` takes. dtype: the model's,
+    which rows say here too."""
     return Fp4Matrix(numbers.contiguous(), scale.contiguous(), whole)
 
 

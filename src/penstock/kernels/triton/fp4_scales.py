@@ -11,12 +11,25 @@ negative is brought into the numbers. A row of MXFP4 counts from its largest pow
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.int_matrix import SPAN
 
 MOST, LEAST = 30, 6  # exponents: 31 is infinity in float16; a half times less than LEAST's is no float16
 NV_BY = 22  # an e4m3's exponent 8 becomes 30
+
+
+UNIT = 16  # groups of 16 whose scales lie together
+
+
+def in_pairs(short: Tensor, k: int) -> Tensor:
+    """short [..., N, groups] bytes of rows of K numbers -> int16 [..., ceil(K / 256), N, 8]: pairs, of 16 bytes of
+    numbers the scale of those in their low halves and of those in the high ones. Those of 256 neighbours lie together,
+    so that few outputs of long rows are read in whole sectors, and many outputs of short stretches too."""
+    each = short.repeat_interleave(k // 16 // short.shape[-1], -1)
+    units = F.pad(each, (0, -each.shape[-1] % UNIT)).unflatten(-1, (-1, UNIT))
+    return units.transpose(-3, -2).contiguous().view(torch.int16)
 
 
 def short_scales(numbers: Tensor, scale: Tensor, whole: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

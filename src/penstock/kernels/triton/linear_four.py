@@ -46,8 +46,8 @@ _TWICE: tl.constexpr = tl.constexpr("""{
     prmt.b32 $0, e, g, 0x6420;
     prmt.b32 $1, e, g, 0x7531;
 }""")
-# Those halves, of a number $2 that isn't negative: constants, which the assembler must not find out, or it puts them into
-# a register again before each lookup (0.5 instructions a weight).
+# Those halves, of a number $2 that isn't negative: constants, which the assembler must not find out, or it puts them
+# into a register again before each lookup (0.5 instructions a weight).
 _FIRST: tl.constexpr = tl.constexpr("""{
     .reg .b32 t, u;
     mov.u32 t, %laneid;
@@ -211,7 +211,7 @@ def _linear_four(
     answer leaves in fixed point, `out` being its numbers."""
     CHUNKS: tl.constexpr = K // 32
     EVEN: tl.constexpr = CHUNKS % C == 0
-    PLAIN: tl.constexpr = KIND == tl.float32  # the interpreter's
+    PLAIN: tl.constexpr = tl.float32 == KIND  # the interpreter's
     EACH: tl.constexpr = TURN // 16
     HALF: tl.constexpr = R // 2 if GATED else R
     lane, place = tl.arange(0, C)[:, None], tl.arange(0, R)[None, :]

@@ -1,5 +1,5 @@
-"""Products with weights in four-bit floats: one row in fixed point by `linear_four.py`, few by `stream_fp4.py`; for many
-the weight is widened some of its outputs at a time, and multiplied by the library. It knows rows and a matrix; no
+"""Products with weights in four-bit floats: one row in fixed point by `linear_four.py`, few by `stream_fp4.py`; for
+many the weight is widened some of its outputs at a time, and multiplied by the library. It knows rows and a matrix; no
 layer.
 """
 
@@ -26,9 +26,7 @@ MOST_STREAMED = 256  # rows, as of integers
 prepare_linear_fp4 = fp4_weight
 
 
-def linear_fp4(
-    x: Rows, matrix: Fp4Weight, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
-) -> Tensor:
+def linear_fp4(x: Rows, matrix: Fp4Weight, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED) -> Tensor:
     """x [T, K], one row in fixed point -> x @ worth.T + bias, [T, N]. The keyword: kernels/tunables.py."""
     if isinstance(x, FixedRow):
         return wide(lone_product(x, matrix, bias))
@@ -48,7 +46,7 @@ def _widened_fp4(
     mask = (row < count)[:, None] & (turn * BK + octet < K // 2)[None, :]
     w = tl.load(weight + n[:, None].to(tl.int64) * (K // 2) + turn * BK + octet[None, :], mask=mask, other=0)
     kind = out.dtype.element_ty
-    low, high = widen_fp4(w, scale_pairs(scale, n, N, turn, BK), BN, BK, kind)
+    low, high = widen_fp4(w, scale_pairs(scale, n, N, turn, BK), BN, BK, kind, False)
     times = tl.load(by + n)[:, None]
     to = out + row[:, None].to(tl.int64) * K + (turn * 2 * BK + octet // 16 * 32 + octet % 16)[None, :]
     tl.store(to, (low.to(tl.float32) * times).to(kind), mask=mask)

@@ -82,8 +82,12 @@ def _norm_gate(
 
 
 def norm_gate(
-    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: SmallWeight | GroupMatrix | Fp4Weight,
-    form: Form = "wide"
+    x: Tensor,
+    residual: Tensor | None,
+    norm: Tensor,
+    eps: float,
+    weight: SmallWeight | GroupMatrix | Fp4Weight,
+    form: Form = "wide",
 ) -> tuple[Rows, Tensor]:
     """x, residual [1, K] (may be overwritten), norm [K], weight [2F, K] prepared (the gate's rows, then up's) ->
     silu(gate) * up [1, F], in this form if it can be, and the sum of x and residual [1, K]."""

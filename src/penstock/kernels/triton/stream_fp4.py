@@ -1,6 +1,6 @@
-"""Products of few rows with weights in four-bit floats: the weight is streamed once, widened and scaled on its way to the
-tensor cores. A number and its group's scale have six bits together, which every dtype holds without loss; what is said
-of a row of the matrix comes behind the sums. It knows rows and a matrix; no layer.
+"""Products of few rows with weights in four-bit floats: the weight is streamed once, widened and scaled on its way to
+the tensor cores. A number and its group's scale have six bits together, which every dtype holds without loss; what is
+said of a row of the matrix comes behind the sums. It knows rows and a matrix; no layer.
 """
 
 from __future__ import annotations
@@ -8,26 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form
-from penstock.kernels.triton.fp4_scales import short_scales
+from penstock.kernels.triton.fp4_scales import in_pairs, short_scales
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release_late, wait
 from penstock.kernels.triton.split import joined
 from penstock.kernels.triton.stream_groups import leave, outputs_of
 from penstock.kernels.triton.widen import widen_fp4
 
-UNIT = 16  # groups whose scales lie together
-
 
 @triton.jit
 def scale_pairs(scale, n, N, turn, BK: tl.constexpr):
-    """Returns the scales of the turn-th BK bytes of outputs n [BN], [BN, BK / 16] int16: those of the numbers in the low
-    halves of 16 bytes and in the high ones. BK: a power of two, 128 at most. `Fp4Weight` says how they lie."""
+    """Returns the scales of the turn-th BK bytes of outputs n [BN], [BN, BK / 16] int16: those of the numbers in the
+    low halves of 16 bytes and in the high ones (`fp4_scales.in_pairs`). BK: a power of two, 32 to 128."""
     EACH: tl.constexpr = BK // 16
     first = (turn // (8 // EACH) * N + n) * 8 + turn % (8 // EACH) * EACH
     return tl.load(scale + first[:, None] + tl.arange(0, EACH)[None, :])
@@ -37,10 +34,12 @@ def scale_pairs(scale, n, N, turn, BK: tl.constexpr):
 def _stream_fp4(
     x, weight, scale, by, bias, out, parts, arrived, M, N, K, x_stride, each,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr,
-    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
+    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, SHARED: tl.constexpr, STAGES: tl.constexpr, LATE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The product turned round, [outputs, rows]. A turn takes BK bytes of a row, 32 or a power of two times as many.
-    each: a part's turns.   GATED: output n is silu(n) * (n + N / 2), which have a half of a program's each."""
+    each: a part's turns.   SHARED: as `widen_fp4` takes it.   GATED: output n is silu(n) * (n + N / 2), which
+    have a half of a program's each."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = outputs_of(block, N, BN, GATED)
@@ -60,7 +59,7 @@ def _stream_fp4(
         rows = tl.load(x_row + turn * 2 * BK, mask=held, other=0.0)
         more_rows = tl.load(x_row + turn * 2 * BK + 16, mask=held, other=0.0)
         pairs = scale_pairs(scale, real_n, N, turn, BK)
-        low, high = widen_fp4(w, pairs, BN, BK, x.dtype.element_ty)
+        low, high = widen_fp4(w, pairs, BN, BK, x.dtype.element_ty, SHARED)
         sums = tl.dot(low, rows.T, sums)
         sums = tl.dot(high, more_rows.T, sums)
     last = True
@@ -80,6 +79,7 @@ class Slices:
     split: int  # programs along K
     stages: int
     warps: int
+    shared: bool  # whether what is widened goes through shared memory
 
 
 def slices_of(m: int, n: int, k: int) -> Slices:
@@ -88,11 +88,11 @@ def slices_of(m: int, n: int, k: int) -> Slices:
     rows = max(8, min(128, next_power_of_2(m)))
     few = rows <= 16
     outputs = 32 if few else 64 if rows == 32 else 128
-    octets, warps = (128, 2) if few else (64, 4 if rows == 32 else 8)
+    octets, warps = (128, 2) if few else (32 if rows == 128 else 64, 4 if rows == 32 else 8)
     tiles = cdiv(n, outputs) * cdiv(m, rows)
     wanted = (25_600 if few else 16_384 if rows == 32 else 32_768) // outputs // tiles  # programs along K
     split = 1 << max(0, wanted.bit_length() - 1)
-    return Slices(rows, outputs, octets, max(1, min(split, k // 1024, 8 if few else 4)), 3, warps)
+    return Slices(rows, outputs, octets, max(1, min(split, k // 1024, 8 if few else 4)), 3, warps, not few)
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,9 +100,8 @@ class Fp4Weight:
     """A matrix [N, K] of four-bit floats, and what its products leave for each other: calls must follow one another on
     one stream.
 
-    weight: bytes [N, K / 2] in the layout of kernels/fp4_matrix.py.   scale: bytes of kernels/triton/fp4_scales.py, one
-    for 16 neighbours, in pairs as int16 [ceil(K / 256), N, 8]: those of 256 neighbours lie together, so that few outputs
-    of long rows are read in whole sectors, and many outputs of short stretches too.
+    weight: bytes [N, K / 2] in the layout of kernels/fp4_matrix.py.   scale: int16 [ceil(K / 256),
+    N, 8], pairs of kernels/triton/fp4_scales.py.
     """
 
     weight: Tensor
@@ -132,13 +131,8 @@ def fp4_weight(numbers: Tensor, scale: Tensor, whole: Tensor | None, dtype: torc
     """numbers, scale, whole in the layout of kernels/fp4_matrix.py, the model's dtype -> what the products take."""
     n, k = numbers.shape[0], 2 * numbers.shape[1]
     weight, short, by = short_scales(numbers.contiguous(), scale, whole)
-    if whole is None:
-        short = short.repeat_interleave(2, 1)
-    units = F.pad(short, (0, -short.shape[1] % UNIT)).view(n, -1, UNIT)
-    pairs = units.transpose(0, 1).contiguous().view(torch.int16)
     arrived = torch.zeros(8 * cdiv(n, 32), dtype=torch.int32, device=numbers.device)  # of 1,024 rows
-    assert k == 16 * short.shape[1]
-    return Fp4Weight(weight, pairs, by, dtype, arrived)
+    return Fp4Weight(weight, in_pairs(short, k), by, dtype, arrived)
 
 
 def streamed_fp4(
@@ -162,7 +156,7 @@ def streamed_fp4(
     _stream_fp4[(of_n, splits, of_m)](
         x, matrix.weight, matrix.scale, matrix.by, x if bias is None else bias, out, parts, matrix.arrived, m, n, k,
         x.stride(0), each, BM=cut.rows, BN=cut.outputs, BK=cut.octets, SPLIT=splits, GATED=gated,
-        EVEN_K=k % (2 * cut.octets) == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, LATE=m == 1 and not gated,
-        EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
+        EVEN_K=k % (2 * cut.octets) == 0, HAS_BIAS=bias is not None, SHARED=cut.shared, STAGES=cut.stages,
+        LATE=m == 1 and not gated, EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out

@@ -106,8 +106,8 @@ _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
 
 def _fp4(by: int, mask: str, kind: str) -> tl.constexpr:
-    """e2m1's bits likewise. $4: four bytes; $5, $6: what the numbers in their low halves are multiplied by, $7, $8: what
-    those in the high ones are; $0 and $1: the low ones, $2 and $3: the high ones."""
+    """e2m1's bits likewise. $4: four bytes; $5, $6: what the numbers in their low halves are multiplied by, $7, $8:
+    what those in the high ones are; $0 and $1: the low ones, $2 and $3: the high ones."""
 
     def halves(into: str, more: str, factor: str, other: str) -> str:
         """The numbers in the upper halves of the bytes that stand in the upper halves of a's and b's 16 bits."""
@@ -136,12 +136,13 @@ _FP4_F16 = _fp4(3, "0x0E000E00", "f16x2")
 
 
 @triton.jit
-def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr):
+def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr, SHARED: tl.constexpr):
     """w [R, C] bytes of two numbers e2m1; pairs [R, C / 16] int16: two bytes of kernels/triton/fp4_scales.py, for the
     numbers in the low halves of 16 bytes and for those in the high ones -> the first times what the scale says, and the
-    second, [R, C]."""
-    # What is spread over 16 bytes must come of nothing but loads: so it is in registers where they are from the start,
-    # and what is widened passes through no shared memory.
+    second, [R, C]. SHARED: a thread widens 16 neighbours by one scale, and what comes of it goes through shared memory
+    to where tensor cores want it; else a thread widens what it holds for them: more scales, and fewer ways."""
+    if SHARED:  # nothing changes, but that the compiler moves bytes ahead of this only where they come of loads alone
+        w = w ^ (tl.arange(0, C) // C)[None, :].to(w.dtype)
     low_by, high_by = _fp4_scale(pairs, kind), _fp4_scale(pairs >> 8, kind)
     low_by, high_by = _over_sixteen(low_by, R, C), _over_sixteen(high_by, R, C)
     if kind == tl.bfloat16:
@@ -161,8 +162,8 @@ def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def _fp4_scale(octets, kind: tl.constexpr):
-    """The lower bytes as what they say; of 16 bits 2 ** 126 (float16: 2 ** 14) times that: e2m1's bits at the foot of an
-    exponent count so much too little."""
+    """The lower bytes as what they say; of 16 bits 2 ** 126 (float16: 2 ** 14) times that: e2m1's bits at the foot of
+    an exponent count so much too little."""
     if kind == tl.bfloat16:
         by = (((octets & 255) << 4) | 0x7000).to(tl.bfloat16, bitcast=True)
     elif kind == tl.float16:

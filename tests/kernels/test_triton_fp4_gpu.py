@@ -60,3 +60,18 @@ def test_one_row(inner, k, kind, dtype):
 
     check_lone("cuda", dtype, inner, k, kind)
     check_gate("cuda", dtype, k, inner, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_take_less_than_three_tenths_of_bfloat16_s(kind):
+    from triton_kernel_cases_fp4 import matrix_of
+
+    matrix, worth = matrix_of("cuda", torch.bfloat16, 512, 4096, kind)
+    assert matrix.nbytes < 0.29 * 2 * worth.numel()
+
+
+def test_a_gpu_widens_them_for_float32_alone():
+    from penstock.kernels.choose import choose, widens_fp4
+
+    there = torch.device("cuda")
+    assert [widens_fp4(choose(there, dtype)) for dtype in (*DTYPES, torch.float32)] == [False, False, True]

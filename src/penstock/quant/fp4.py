@@ -201,6 +201,7 @@ def whole_divisor(most: Tensor) -> Tensor:
 def fp4_product(ops: Ops, arrays: tuple[Tensor | None, ...]) -> Product:
     """Returns the product by numbers in the layout of kernels/fp4_matrix.py. arrays: what `ForExperts.arrays` gives."""
     numbers, scale, _, whole = arrays
+    assert numbers is not None and scale is not None
     prepared = ops.prepare_linear_fp4(numbers, scale, whole, ops.dtype)
     return Product(ops.linear_fp4, prepared, prepared.form, prepared.streamed)
 

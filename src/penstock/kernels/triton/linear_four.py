@@ -24,8 +24,8 @@ from penstock.kernels.triton.grid import cdiv
 from penstock.kernels.triton.pdl import has_pdl, wait
 from penstock.kernels.triton.stream_fp4 import Fp4Weight
 from penstock.kernels.triton.stream_groups import GroupMatrix
+from penstock.kernels.triton.widen import WIDE
 
-KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 SIGNED: tl.constexpr = tl.constexpr("dp4a.u32.s32 $0, $1, $2, $3;")
 UNSIGNED: tl.constexpr = tl.constexpr("dp4a.u32.u32 $0, $1, $2, $3;")
 ABOVE: tl.constexpr = tl.constexpr(12)  # what is added to twice a float, so that none is negative
@@ -203,15 +203,15 @@ def _store(
 @triton.jit
 def _linear_four(
     numbers, x_scale, x_sums, weight, scale, by, bias, out, out_sums, out_scale, N,
-    K: tl.constexpr, R: tl.constexpr, C: tl.constexpr, TURN: tl.constexpr, FLOATS: tl.constexpr, KIND: tl.constexpr,
+    K: tl.constexpr, R: tl.constexpr, C: tl.constexpr, TURN: tl.constexpr, FLOATS: tl.constexpr, WIDE: tl.constexpr,
     GATED: tl.constexpr, FIXED: tl.constexpr, HAS_BIAS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """R: outputs of a program; GATED: half of them, output n being silu(n) * (n + N / 2). C: chunks of a turn, which
-    are 16 bytes of an output's weights. FLOATS: they are those of an `Fp4Weight`. KIND: the model's dtype. FIXED: the
+    are 16 bytes of an output's weights. FLOATS: they are those of an `Fp4Weight`. WIDE: the model's dtype. FIXED: the
     answer leaves in fixed point, `out` being its numbers."""
     CHUNKS: tl.constexpr = K // 32
     EVEN: tl.constexpr = CHUNKS % C == 0
-    PLAIN: tl.constexpr = tl.float32 == KIND  # the interpreter's
+    PLAIN: tl.constexpr = tl.float32 == WIDE  # the interpreter's
     EACH: tl.constexpr = TURN // 16
     HALF: tl.constexpr = R // 2 if GATED else R
     lane, place = tl.arange(0, C)[:, None], tl.arange(0, R)[None, :]
@@ -251,7 +251,7 @@ def _linear_four(
         answer *= tl.load(by + rows) * 8589934592.0
     if HAS_BIAS:
         answer += tl.load(bias + own, mask=own < N, other=0.0).to(tl.float32)
-    _store(answer, KIND, out, out_sums, out_scale, N // 2 if GATED else N, HALF, GATED, FIXED)
+    _store(answer, WIDE, out, out_sums, out_scale, N // 2 if GATED else N, HALF, GATED, FIXED)
 
 
 @dataclass(slots=True, frozen=True)
@@ -301,7 +301,7 @@ def lone_product(
     _linear_four[(cdiv(outputs, band.outputs),)](
         row.numbers.view(torch.int64), row.scale, row.sums, matrix.weight.view(torch.int32), scale, by,
         scale if bias is None else bias, *pointers(into), n, K=k, R=band.outputs * (2 if gated else 1),
-        C=band.chunks, TURN=turn, FLOATS=floats, KIND=KINDS[matrix.dtype], GATED=gated,
+        C=band.chunks, TURN=turn, FLOATS=floats, WIDE=WIDE[matrix.dtype], GATED=gated,
         FIXED=isinstance(into, FixedRow), HAS_BIAS=bias is not None, UNROLL=band.unroll, EARLY=early,
         num_warps=band.warps, launch_pdl=bool(early),
     )  # fmt: skip

@@ -33,12 +33,11 @@ from penstock.kernels.triton.moe_route import Routes, route
 from penstock.kernels.triton.moe_steps import step, step_of_four, step_of_integers
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
 from penstock.kernels.triton.stream_fp4 import scale_pairs
-from penstock.kernels.triton.widen import FOUR
+from penstock.kernels.triton.widen import FOUR, WIDE
 
 UNSORTED = 4  # tokens up to which a pair is a tile of its own: experts that two of them share are read twice
 MOST_PAIRED = 16  # tokens
 FOUR_STAGES = 147_456  # bytes of shared memory that bf16's largest cut takes with so many
-WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 @triton.jit

@@ -8,12 +8,14 @@ knows bytes; no matrix.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.int_matrix import unpack_four
 
+WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # what a byte holds
 
 

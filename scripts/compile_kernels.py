@@ -85,6 +85,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "int8-experts": (EXPERTS, {"quantization": "int8"}),
     "gpt-oss": (GPT_OSS, {}),
     "int4": (WIDE, {"quantization": "int4"}),
+    "nvfp4": (WIDE, {"quantization": "nvfp4"}),
+    "nvfp4-experts": (EXPERTS, {"quantization": "nvfp4"}),
     "int8": (LLAMA, {"quantization": "int8"}),
     "eight": (WIDE, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     "eight-kv": (LLAMA, {"kv_cache_dtype": "fp8"}),

@@ -240,8 +240,7 @@ MADE_ROWS = {
     "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide, 32 of fewer than 768; of a build the "
     "smallest for all), to the nearest, in a build by what is multiplied ([build.md](build.md)); the head int8",
     "nvfp4": "e2m1, an e4m3 scale for 16 inputs and a float32 for the whole, compressed-tensors' numbers byte for "
-    "byte; in a build q, k and v, and gate and up, share the last, as vLLM wants it; the head stays wide. On a CPU "
-    "alone so far",
+    "byte; in a build q, k and v, and gate and up, share the last, as vLLM wants it; the head stays wide",
 }
 QUANTIZATION_NOTES = """\
 Routers of experts stay wide (of GPTQ, which doesn't name them, too); experts have every form above, but
@@ -257,14 +256,14 @@ between groups or blocks. A key that nobody knows, and that may change numbers, 
 a checkpoint that means its activations to be in four bits too (`NVFP4` of ModelOpt, `input_activations` of 4 bits) is
 served with those as wide as the model, which loses less, and the start says so on standard error. Dense matrices have
 them, experts, and heads that are not tied. They are read where 32 divides a row, and on several ranks no cut goes
-through 32 inputs. A GPU refuses them so far, but for gpt-oss's experts. `hf_quant_config.json` is read where
-config.json says nothing. A scale of the whole that is 0, negative or no number is refused by name.
+through 32 inputs. `hf_quant_config.json` is read where config.json says nothing. A scale of the whole that is 0,
+negative or no number is refused by name.
 
-**Which kernels.** On a GPU: [eight_bits.md](design/eight_bits.md). On a CPU with VNNI int8 goes as integers, with rows
-in sixteen bits, and int4 in groups by torch's own product: one request of Qwen2.5-0.5B's shape is 1.4 to 1.8 and 1.7 to
-1.9 times as fast as in bfloat16, its products of 512 rows together take 1.5 and 2.5 times as long. Everything else is
-widened for each product there, and slow: float8 is slower than bfloat16, for half of its memory, four-bit floats for
-0.28 of it, and the start says so.
+**Which kernels.** On a GPU: [eight_bits.md](design/eight_bits.md), four-bit floats in their own page. On a CPU with
+VNNI int8 goes as integers, with rows in sixteen bits, and int4 in groups by torch's own product: one request of
+Qwen2.5-0.5B's shape is 1.4 to 1.8 and 1.7 to 1.9 times as fast as in bfloat16, its products of 512 rows together take
+1.5 and 2.5 times as long. Everything else is widened for each product there, and slow: float8 is slower than bfloat16,
+for half of its memory, four-bit floats for 0.28 of it, and the start says so.
 """
 
 

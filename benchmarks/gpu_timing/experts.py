@@ -27,12 +27,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 import rows as timing
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.fixed_row import to_fixed
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.routing import Routing
 from penstock.kernels.triton import moe, moe_one, moe_route
 from penstock.kernels.triton.linear import linear, prepare_linear
+from penstock.kernels.triton.linear_fp4 import linear_fp4
 from penstock.kernels.triton.linear_fp8 import linear_fp8, prepare_linear_fp8
 from penstock.kernels.triton.linear_groups import linear_int, prepare_linear_fp8_groups, prepare_linear_int
+from penstock.kernels.triton.stream_fp4 import fp4_weight
 
 B, GPU = torch.bfloat16, torch.device("cuda")
 Cuts = tuple[moe_one.OneCut, moe_one.OneCut]
@@ -77,6 +80,10 @@ def _matrix(experts: int, n: int, k: int, kind: str) -> ExpertMatrix:
         bits = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, device=GPU)
         powers = torch.randint(116, 122, (experts, n, k // 32), dtype=torch.uint8, device=GPU)
         return ExpertMatrix(bits, powers, torch.zeros((experts, n), dtype=B, device=GPU))
+    if kind == "nvfp4":
+        bits = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, device=GPU)
+        scales = torch.randint(60, 110, (experts, n, k // 16), dtype=torch.uint8, device=GPU).view(E4M3)
+        return ExpertMatrix(bits, scales, whole=torch.full((experts, n), 1e-4, dtype=torch.float64, device=GPU))
     numbers = torch.empty((experts, n, k), dtype=B, device=GPU).normal_(0, 0.02)
     if kind == "plain":
         return ExpertMatrix(numbers)
@@ -213,13 +220,16 @@ def parts_of(layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor,
 
 
 def dense_ms(experts: ExpertMatrix, rows: int) -> float:
-    """Milliseconds of rows @ the experts below each other, by the dense product of their kind. mxfp4 has none: it is
-    held against integers of four bits with a scale an output, which are 6 % fewer bytes."""
+    """Milliseconds of rows @ the experts below each other, by the dense product of their kind."""
     numbers = experts.numbers.flatten(0, 1)
     x = torch.randn(rows, numbers.shape[1] * (2 if experts.in_four_bits else 1), dtype=B, device=GPU)
     if experts.scale is None:
         wide = prepare_linear(numbers)
         return timing.timed([lambda: linear(x, wide)])
+    if experts.in_fp4:
+        scale = torch.full((len(numbers), numbers.shape[1] // 8), 60, device=GPU, dtype=torch.uint8).view(E4M3)
+        floats = fp4_weight(numbers, scale, torch.ones(len(numbers), dtype=torch.float64, device=GPU), B)
+        return timing.timed([lambda: linear_fp4(to_fixed(x) if rows == 1 else x, floats)])
     scale = experts.scale.flatten(0, 1)
     if experts.in_eight_bits and not experts.by_group:
         eight = prepare_linear_fp8(numbers, scale, B)
@@ -228,7 +238,6 @@ def dense_ms(experts: ExpertMatrix, rows: int) -> float:
     if experts.in_eight_bits:
         matrix = prepare_linear_fp8_groups(numbers, scale, B)
     else:
-        scale = torch.full((len(numbers), 1), 1e-3, device=GPU) if experts.in_fp4 else scale
         matrix = prepare_linear_int(numbers, scale, None, B)
     return timing.timed([lambda: linear_int(x, matrix)])
 
@@ -236,7 +245,7 @@ def dense_ms(experts: ExpertMatrix, rows: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-30b")
-    kinds = ["plain", "channel", "blocks", "int4", "int8", "mxfp4"]
+    kinds = ["plain", "channel", "blocks", "int4", "int8", "mxfp4", "nvfp4"]
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds[:2])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 1000, 4096])
     parser.add_argument("--sweep", action="store_true")

@@ -1,7 +1,7 @@
 """Times of the Triton column on a GPU, attention aside: each kernel at a few sizes, beside torch's and the copy speed.
 
     PYTHONPATH=src python benchmarks/gpu_timing/rows.py [--sweep] [--warm I/N]
-        [--only small,elementwise,sampler,linear,fp8,int,chain,rotary]
+        [--only small,elementwise,sampler,linear,fp8,int,fp4,chain,rotary] [--rows 1,16 ...]
 
 A time is the median of replays of a CUDA graph that holds the call several times, over buffers that together exceed the
 L2 (so weights and rows come from memory, as in a step). "share" is of the copy speed measured first: bytes that must
@@ -42,6 +42,7 @@ from penstock.kernels.triton import (
     blocks,
     embedding,
     fp8,
+    linear_fp4,
     linear_fp8,
     linear_groups,
     logprobs,
@@ -51,6 +52,7 @@ from penstock.kernels.triton import (
     pdl,
     penalties,
     rotary,
+    stream_fp4,
     stream_groups,
 )
 from penstock.kernels.triton import row_state as step_rows
@@ -76,6 +78,10 @@ CUTS = [
 BANDS = [
     Band(16, 64, 8, 2), Band(16, 32, 8, 4), Band(16, 32, 8, 2), Band(16, 32, 4, 2), Band(16, 32, 4, 4),
     Band(32, 32, 8, 2), Band(16, 64, 16, 2),
+]  # fmt: skip
+SHORT_BANDS = [
+    Band(16, 64, 8, 2), Band(16, 32, 8, 2), Band(16, 32, 8, 4), Band(16, 16, 8, 4), Band(16, 32, 16, 2),
+    Band(16, 64, 16, 2), Band(16, 32, 4, 2), Band(32, 32, 8, 2),
 ]  # fmt: skip
 CUTS_OF_GROUPS = [(32, 2, 4), (64, 1, 4), (64, 2, 3), (64, 2, 4), (64, 2, 6), (64, 4, 4), (128, 4, 4)]
 
@@ -357,6 +363,10 @@ def group_matrix(kind: str, n: int, k: int) -> Any:
         if kind == "fp8":
             return linear_fp8.prepare_linear_fp8(numbers, torch.full((n,), 1e-4, device=GPU), B)
         return linear_groups.prepare_linear_fp8_groups(numbers, torch.full((n, k // 128), 1e-4, device=GPU), B)
+    if kind == "nvfp4":
+        scale = torch.randint(60, 120, (n, k // 16), device=GPU, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        whole = torch.full((n,), k**-0.5 / 64, device=GPU, dtype=torch.float64)
+        return linear_fp4.prepare_linear_fp4(octets[:, : k // 2], scale, whole, B)
     scale = torch.full((n, 1 if kind == "int8" else k // 128), 1e-3, device=GPU, dtype=B)
     zero = torch.full_like(scale, 7) if "zeros" in kind else None
     numbers = pack_four(octets & 15) if "int4" in kind else octets.view(torch.int8)
@@ -364,6 +374,8 @@ def group_matrix(kind: str, n: int, k: int) -> Any:
 
 
 def multiplied(x: Rows, matrix: Any) -> torch.Tensor:
+    if isinstance(matrix, stream_fp4.Fp4Weight):
+        return linear_fp4.linear_fp4(x, matrix)
     if isinstance(x, FixedRow):
         return linear_groups.linear_int(x, matrix)
     if not isinstance(matrix, (linear_fp8.Fp8Matrix, stream_groups.GroupMatrix)):
@@ -393,12 +405,74 @@ def groups(sweep: bool) -> None:
             calls = [lambda layer=layer: [multiplied(x, w) for x, w in zip(xs, layer, strict=True)] for layer in layers]
             tell(f"8b {kind}, {m} rows x 32 layers", 32 * timed(calls, least=32), size)
         for at, (n, k) in enumerate(shapes if sweep and kind == "int4" else ()):
-            sweep_lone(n, k, at == 2, [layer[at] for layer in layers])
+            sweep_lone(kind, n, k, at == 2, [layer[at] for layer in layers], BANDS)
             for m in (16, 64):
                 sweep_groups(kind, m, n, k, [layer[at] for layer in layers])
         one_row_layers(kind, layers, size)
         del layers
         torch.cuda.empty_cache()
+
+
+def four_bit_floats(sweep: bool, counts: list[int]) -> None:
+    """Each product of an 8B model's layer by itself, beside bf16's by the library; one row comes in fixed point. Then
+    32 layers of one row. sweep: by other cuts too, and widened for the library where it isn't."""
+    shapes = SHAPES["8b"][:-1]
+    for at, (n, k) in enumerate(shapes):
+        wide = [torch.randn(n, k, device=GPU, dtype=B).mul_(k**-0.5) for _ in range(copies_of(2 * n * k))]
+        ready = [group_matrix("nvfp4", n, k) for _ in range(copies_of(n * k // 2))]
+        for m in counts:
+            x = torch.randn(m, k, device=GPU, dtype=B)
+            plain, size = timed([lambda w=w: F.linear(x, w) for w in wide]), ready[0].nbytes
+            rows = to_fixed(x) if m == 1 else x
+            if m == 1 and at == 2:
+                ms = timed([lambda w=w: lone_product(rows, w, gated=True, form="fixed") for w in ready])
+            else:
+                ms = timed([lambda w=w: linear_fp4.linear_fp4(rows, w) for w in ready])
+            gained = f"{plain / ms:5.2f} times bf16, {size / ms / 1e6:6.0f} GB/s"
+            tell(f"nvfp4 8b {m} x {n} x {k}: {gained}", ms, size, plain)
+            if not sweep:
+                continue
+            if m == 1:
+                sweep_lone("nvfp4", n, k, at == 2, ready, SHORT_BANDS)
+                continue
+            if m <= 1024:
+                sweep_floats(m, n, k, ready)
+            ms = timed([lambda w=w: linear_fp4.linear_fp4(x, w, streamed_rows=0) for w in ready])
+            tell(f"  nvfp4 {m} x {n} x {k} widened for the library", ms, size, plain)
+        del wide, ready
+        torch.cuda.empty_cache()
+    layers = [[group_matrix("nvfp4", n, k) for n, k in shapes] for _ in range(32)]
+    one_row_layers("nvfp4", layers, 32 * sum(n * k for n, k in shapes) * 0.5625)
+
+
+def slices_swept(m: int, n: int) -> list[stream_fp4.Slices]:
+    """Other cuts of a product of m rows that fit a program's memory and registers and fill the chip."""
+    heights = {max(8, min(128, triton.next_power_of_2(m)))} | ({64} if m >= 128 else set())
+    cuts = itertools.product(
+        sorted(heights), (32, 64, 128, 256), (32, 64, 128), (1, 2, 4, 8), (3, 4), (1, 2, 4, 8), (False, True)
+    )
+    every = [stream_fp4.Slices(*cut) for cut in cuts]
+    return [
+        each
+        for each in every
+        if (each.outputs + 4 * each.rows) * each.octets * each.stages <= 220_000
+        and 100 <= triton.cdiv(n, each.outputs) * triton.cdiv(m, each.rows) * each.split <= 2000
+        and 512 * each.warps <= each.outputs * max(each.rows, each.octets) <= 5120 * each.warps
+        and (each.rows <= 16 or each.warps >= 4)
+        and not (each.rows <= 16 and each.shared)
+    ]
+
+
+def sweep_floats(m: int, n: int, k: int, matrices: list[Any]) -> None:
+    x, found = torch.randn(m, k, device=GPU, dtype=B), []
+    for cut in slices_swept(m, n):
+        if cut.split > max(1, k // 512):
+            continue
+        with suppress(triton.runtime.errors.OutOfResources):
+            found.append((timed([lambda w=w: stream_fp4.streamed_fp4(x, w, None, cut) for w in matrices]), cut))
+    for ms, cut in sorted(found, key=lambda each: each[0])[:5]:
+        told = f"{cut.rows} x {cut.outputs} x {cut.octets} by {cut.split}, {cut.stages} {cut.warps}"
+        tell(f"  nvfp4 {m} x {n} x {k}: {told}{' shared' * cut.shared}", ms, matrices[0].nbytes)
 
 
 def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
@@ -415,7 +489,7 @@ def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
     inputs = SimpleNamespace(positions=at, slots=table[0, 300 // 16].long().view(1) * 16 + 300 % 16, decode=decode)
 
     one_kind = AttentionKind(heads, kv_heads, width, 0, None, width**-0.5)
-    in_groups = isinstance(layers[0][0], stream_groups.GroupMatrix)
+    in_groups = isinstance(layers[0][0], (stream_groups.GroupMatrix, stream_fp4.Fp4Weight))
     wanted = layers[0][3].form(1) if in_groups else "wide"
 
     def run() -> torch.Tensor:
@@ -451,12 +525,12 @@ def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
     stream_groups.pieces_of, pdl.FEW = plain, few
 
 
-def sweep_lone(n: int, k: int, gated: bool, matrices: list[Any]) -> None:
+def sweep_lone(kind: str, n: int, k: int, gated: bool, matrices: list[Any], bands: list[Band]) -> None:
     """One row of four bits by other cuts, in the forms that a layer gives and takes."""
     row, form = to_fixed(torch.randn(1, k, device=GPU, dtype=B)), "fixed" if gated else "wide"
-    for band in BANDS:
+    for band in bands:
         calls = [lambda w=w: lone_product(row, w, None, band, gated=gated, form=form) for w in matrices]
-        tell(f"  int4 1 x {n} x {k}, {band}".replace("=", " "), timed(calls), n * k * (0.5 + 2 / 128))
+        tell(f"  {kind} 1 x {n} x {k}, {band}".replace("=", " "), timed(calls), matrices[0].nbytes)
 
 
 def sweep_groups(kind: str, m: int, n: int, k: int, matrices: list[Any]) -> None:
@@ -560,6 +634,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="small,elementwise,sampler,linear")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--rows", default="1,4,16,64,128,512,4096", help="of fp4")
     parser.add_argument("--warm")
     args = parser.parse_args()
     if args.warm:
@@ -569,6 +644,7 @@ def main() -> None:
     for name in args.only.split(","):
         {"small": small, "elementwise": elementwise, "sampler": lambda: sampling(args.sweep),
          "linear": lambda: linear(args.sweep), "fp8": lambda: float8(args.sweep), "int": lambda: groups(args.sweep),
+         "fp4": lambda: four_bit_floats(args.sweep, [int(each) for each in args.rows.split(",")]),
          "chain": chain, "rotary": rotary_sweep}[name]()  # fmt: skip
 
 

@@ -247,7 +247,6 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
         ({"keep_wide": ["a"]}, "awq", (9, 0), "is quantized already"),
         ({"quantization": "fp8"}, None, (8, 0), "slower than bfloat16 on a some GPU, .*: take int8 or int4"),
         ({"quantization": "fp8"}, None, (8, 9), "slower than bfloat16"),
-        ({"quantization": "nvfp4"}, None, (9, 0), "four-bit floats .* have kernels on a CPU alone so far: take"),
         ({"kv_cache_dtype": "fp8"}, None, (8, 6), "kv_cache_dtype fp8 needs .* this one has 8.6: leave it auto"),
     ],
 )
@@ -262,6 +261,7 @@ def test_numbers_that_the_start_takes_are_taken(check: Check) -> None:
     check({"kv_cache_dtype": "fp8"}, None, (8, 9))
     check({"kv_cache_dtype": "fp8", "quantization": "fp8"}, None, (9, 0))
     check({}, "awq", (8, 0))
+    check({"quantization": "nvfp4"}, None, (8, 0))
 
 
 def test_a_cpu_takes_floats_of_eight_and_four_bits_and_says_what_it_costs() -> None:

@@ -20,21 +20,25 @@ pytestmark = [
 
 COMPILE = """
 import json, sys
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from penstock.kernels.triton import linear_four, linear_groups, stream_groups
+from penstock.kernels.triton import linear_four, linear_fp4, linear_groups, stream_fp4, stream_groups
 
 TENSORS = ("x", "weight", "scale", "zero", "bias", "out", "parts", "arrived")
-UNLIKELY = ("M", "each")  # not multiples of 16
+UNLIKELY = ("M", "each", "first", "count")  # not multiples of 16
 
 def built(fn, target, kind, x, **consts):
     names, types = fn.arg_names, dict.fromkeys(fn.arg_names, "i32")
     types |= dict.fromkeys(TENSORS, "*" + x) | {"weight": "*u8", "arrived": "*i32"}
-    types |= dict.fromkeys(("scale", "zero", "parts"), "*fp32")
+    types |= dict.fromkeys(("scale", "zero", "parts", "by"), "*fp32")
     consts |= {"EARLY": int(target >= 90)} | ({"KIND": kind} if "KIND" in names else {})
     if fn is linear_four._linear_four:
         types |= dict.fromkeys(("x_scale", "out_scale"), "*fp32") | dict.fromkeys(("x_sums", "out_sums"), "*i32")
-        types |= {"numbers": "*i64", "weight": "*i32", "scale": "*" + x, "out": "*i8" if consts["FIXED"] else "*" + x}
+        types |= {"numbers": "*i64", "weight": "*i32", "scale": "*u8" if consts["FLOATS"] else "*" + x,
+                  "out": "*i8" if consts["FIXED"] else "*" + x}
+    if fn in (stream_fp4._stream_fp4, linear_fp4._widened_fp4):
+        types["scale"] = "*i16"
     types = {name: "constexpr" if name in consts else types[name] for name in names}
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in (*consts, *UNLIKELY)}
     source = ASTSource(fn, types, {(names.index(name),): value for name, value in consts.items()}, aligned)
@@ -46,10 +50,17 @@ for target, kind, x, rows, zeros, gated in json.loads(sys.argv[1]):
     product = built(stream_groups._stream, target, kind, x, BM=rows, SPLIT=3, GATED=gated, EVEN_K=True,
                     HAS_BIAS=True, STAGES=3, AHEAD=2, LATE=True, **shape)
     built(linear_groups._widened, target, kind, x, **shape)
-    for fixed in (False, True) if kind == 4 else ():
-        lone = built(linear_four._linear_four, target, kind, x, K=1280, R=32, C=32, TURN=128, GATED=gated, FIXED=fixed,
+    for fixed, floats in ((False, False), (True, False), (False, True), (True, True)) if kind == 4 else ():
+        lone = built(linear_four._linear_four, target, kind, x, K=1280, R=32, C=32, TURN=16 if floats else 128,
+                     FLOATS=floats, WIDE=tl.bfloat16 if x == "bf16" else tl.float16, GATED=gated, FIXED=fixed,
                      HAS_BIAS=not gated, UNROLL=2)
         assert lone.asm["ptx"].count("dp4a.u32.s32") >= 8
+    for shared in (False, True) if kind == 4 else ():
+        floats = built(stream_fp4._stream_fp4, target, kind, x, BM=rows, BN=64, BK=64, SPLIT=3, GATED=gated,
+                       EVEN_K=True, HAS_BIAS=True, SHARED=shared, STAGES=3, LATE=True)
+        assert floats.asm["ptx"].count("fma.rn." + ("f16x2" if x == "fp16" else "bf16x2")) >= 16
+    if kind == 4:
+        built(linear_fp4._widened_fp4, target, kind, x, BN=32, BK=128)
     text = product.asm["ptx"]
     told.append([text.count("fma.rn." + ("f16x2" if x == "fp16" else "bf16x2")), text.count("cvt.rn.f32.s32")])
 print(json.dumps(told))

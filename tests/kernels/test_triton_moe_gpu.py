@@ -63,6 +63,15 @@ def test_experts_in_four_bits(tokens, shape):
     check_experts("cuda", torch.bfloat16, "four", tokens, *shape)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 4, 5, 16, 17, 40, 130, 400, 900])
+@pytest.mark.parametrize("shape", [(32, 512, 320, 4), (8, 2880, 96, 2), (16, 2048, 768, 8)], ids=str)
+def test_experts_in_nvfp4(tokens, shape, dtype):
+    from triton_kernel_cases_moe import check_experts
+
+    check_experts("cuda", dtype, "nvfp4", tokens, *shape)
+
+
 @pytest.mark.parametrize("tokens", [1, 4, 17, 120, 700])
 @pytest.mark.parametrize("inner", [2880, 1440])
 def test_experts_of_gpt_oss(tokens, inner):

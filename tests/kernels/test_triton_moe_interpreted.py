@@ -13,7 +13,8 @@ from penstock.kernels.triton import moe_one
 pytestmark = pytest.mark.torch
 
 SPANS = {
-    "four": (192, 96), "int4": (192, 96), "int4 zeros": (128, 64), "int8": (192, 96), "int8 row zeros": (200, 72)
+    "four": (192, 96), "nvfp4": (192, 96), "int4": (192, 96), "int4 zeros": (128, 64), "int8": (192, 96),
+    "int8 row zeros": (200, 72),
 }  # fmt: skip
 CPU, F32 = "cpu", torch.float32
 
@@ -74,7 +75,7 @@ def test_experts(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2)
 
 
-@pytest.mark.parametrize("kind", ["plain", "channel", "blocks", "int4 zeros", "four"])
+@pytest.mark.parametrize("kind", ["plain", "channel", "blocks", "int4 zeros", "four", "nvfp4"])
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_experts_without_a_gate(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2, gate="none")
@@ -98,7 +99,7 @@ def test_one_token_in_other_cuts(kind):
 
 
 def test_one_token_of_others_is_nothing_special():
-    for kind in ("four", "int4", "int8"):
+    for kind in ("four", "nvfp4", "int4", "int8"):
         of, _, _ = cases.made_experts(CPU, F32, kind, 3, 64, 32, 1)
         assert not moe_one.takes_one(of)
 

@@ -9,8 +9,10 @@ from kernels_naive import assert_close, attend, make_case
 from torch import Tensor
 
 from penstock.kernels.choose import choose
+from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.ops import Ops
 from penstock.kernels.tunables import TUNABLES, Tunable
+from penstock.quant.fp4 import to_nvfp4
 
 pytestmark = pytest.mark.gpu
 
@@ -29,6 +31,12 @@ def products(op: str, ops: Ops, rows: int) -> Tensor:
         matrix = ops.prepare_linear_fp8((weight.float() / scale[:, None]).to(torch.float8_e4m3fn), scale, BF16)
         form = matrix.form(rows)
         return ops.linear_fp8(x if form == "wide" else ops.quantize_rows(x, form), matrix, None)
+    if op == "linear_fp4":
+        numbers, scales, divisor = to_nvfp4(weight)
+        whole = divisor.double().reciprocal().expand(len(weight))
+        matrix = ops.prepare_linear_fp4(pack_four(numbers), scales, whole, BF16)
+        form = matrix.form(rows)
+        return ops.linear_fp4(x if form == "wide" else ops.quantize_rows(x, form), matrix, None)
     scale = weight.abs().amax(1, keepdim=True) / 127
     matrix = ops.prepare_linear_int((weight / scale).round().to(torch.int8), scale, None, BF16)
     return ops.linear_int(x, matrix, None)

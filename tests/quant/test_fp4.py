@@ -17,9 +17,7 @@ from torch._dynamo import config as dynamo
 from penstock.errors import UsageError
 from penstock.kernels.choose import choose
 from penstock.kernels.fp4_matrix import E2M1, scales_of, widen_fp4
-from penstock.quant.choose import check_kernels
 from penstock.quant.fp4 import LEAST_SCALE, Fp4FromFloats, MadeFp4, to_nvfp4
-from penstock.quant.read_quantization import read_quantization
 from penstock.quant.weight import Part
 from penstock.quant.write_compressed import store
 
@@ -164,13 +162,3 @@ def test_what_no_numbers_are_made_of_is_named() -> None:
 
 def test_a_zero_scale_is_the_library_s_least() -> None:
     assert to_nvfp4(torch.zeros(1, 16))[1].tolist() == [[LEAST_SCALE]]
-
-
-def test_a_gpu_has_no_kernels_for_them_yet() -> None:
-    stored = read_quantization({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "config.json")
-    for asked, told in (("auto", stored), ("nvfp4", None)):
-        check_kernels(asked, told, "cpu")  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="have kernels on a CPU alone so far: take the model's fp8 or int4"):
-            check_kernels(asked, told, "cuda")  # type: ignore[arg-type]
-    check_kernels("fp8", None, "cuda")
-    check_kernels("auto", read_quantization({"quant_method": "mxfp4"}, "config.json"), "cuda")  # gpt-oss has its own

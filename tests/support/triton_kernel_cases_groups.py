@@ -4,6 +4,8 @@ Import the kernels' environment first; functions assert.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from triton_kernel_cases import check_one_row_gate, drawn
@@ -84,7 +86,8 @@ def check_many_rows(
     size = x.double().abs() @ worth.abs().T
     for more in (None, bias):
         wanted = x.double() @ worth.T + (0 if more is None else more.double())
-        got = linear_groups.by_library(x.to(device), matrix, None if more is None else more.to(device))
+        given = None if more is None else more.to(device)
+        got = linear_groups.by_library(x.to(device), (n, k), partial(linear_groups.widened, matrix), given)
         bound = wanted.abs() * 2 * torch.finfo(dtype).eps + size * torch.finfo(dtype).eps
         assert got.dtype == dtype and ((got.double().cpu() - wanted).abs() <= bound + 1e-6).all()
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 from triton_kernel_cases import drawn
+from triton_kernel_cases_fp4 import stored
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts, Gate
 from penstock.kernels.fp8_rows import E4M3
@@ -18,7 +19,7 @@ from penstock.kernels.routing import Routing
 from penstock.kernels.triton import moe, moe_route
 from penstock.quant.fp8 import to_fp8
 
-KINDS = ("plain", "channel", "blocks", "four", "int4", "int4 zeros", "int8", "int8 row zeros")
+KINDS = ("plain", "channel", "blocks", "four", "nvfp4", "int4", "int4 zeros", "int8", "int8 row zeros")
 
 
 def check_routes(device: str, tokens: int, count: int, by: Routing, rows: int, corrected: bool = False) -> None:
@@ -90,6 +91,17 @@ def _matrix(
         bias = drawn(count, n, seed=seed + 3, dtype=dtype)
         worth = torch.stack([_from_four(octets[e], scale[e]) for e in range(count)])
         return ExpertMatrix(octets.to(device), scale.to(device), bias.to(device)), worth
+    if kind == "nvfp4":
+        numbers, scale, whole, worth = stored(count * n, k, kind, seed)
+        assert whole is not None
+        by = torch.full((count * n,), 0.5, dtype=torch.float64)
+        by[0] = 0.002  # no row so much larger than the others that the gate's own rounding is seen
+        whole *= by
+        of = ExpertMatrix(
+            numbers.view(count, n, -1).to(device), scale.view(count, n, -1).to(device),
+            whole=whole.view(count, n).to(device),
+        )  # fmt: skip
+        return of, (worth * by[:, None]).view(count, n, k)
     if kind.startswith("int"):
         return _integers(device, dtype, kind, count, n, k, seed)
     groups = -(-k // 128)

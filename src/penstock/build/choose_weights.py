@@ -26,11 +26,11 @@ from penstock.errors import CapacityError, UsageError
 from penstock.execute.kv_fit import check_eight_bits
 from penstock.execute.open_runner import find_device, find_ops
 from penstock.execute.runner import SLOW_FP4, SLOW_FP8
-from penstock.kernels.choose import widens_fp8
+from penstock.kernels.choose import widens_fp4, widens_fp8
 from penstock.kernels.ops import Ops
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
-from penstock.quant.choose import check_kernels, choose_schemes
+from penstock.quant.choose import choose_schemes
 
 TRIAL_SECONDS = 60.0  # at most, and a quarter of the time for tuning
 SHORT_OUTPUT = 16  # tokens of an answer in trials of weights: all that differs is the products
@@ -49,8 +49,6 @@ def check_scheme(options: BuildOptions, source: SourceModel) -> None:
     device, ops = find_device(options.config().model.device), find_ops(options.config())
     if options.kv_cache_dtype == "fp8":
         check_eight_bits(device, ops)
-    if asked == "nvfp4":
-        check_kernels(asked, None, device.type)
     if asked == "fp8" and device.type == "cuda" and widens_fp8(ops):
         raise UsageError(
             f"quantization fp8 is slower than bfloat16 on a {torch.cuda.get_device_name(device)}, which would widen "
@@ -66,7 +64,8 @@ def choose_weights(options: BuildOptions, source: SourceModel, works: list[WorkS
         return _settled("none", f"the checkpoint is quantized already ({source.quantized})")
     ops = find_ops(options.config())
     if asked != "auto":
-        slow = f"; {SLOW_FP4}" if asked == "nvfp4" else f"; {SLOW_FP8}" if asked == "fp8" and widens_fp8(ops) else ""
+        widened = {"fp8": (widens_fp8, SLOW_FP8), "nvfp4": (widens_fp4, SLOW_FP4)}
+        slow = f"; {widened[asked][1]}" if asked in widened and widened[asked][0](ops) else ""
         return _settled(asked, f"asked for{slow}")
     if find_device(options.config().model.device).type == "cuda":
         return _for_gpu(ops, source)

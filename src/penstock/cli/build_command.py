@@ -57,7 +57,7 @@ def build(
     quantization: Annotated[
         str,
         typer.Option(
-            help="auto, none, fp8, int8, int4 or nvfp4 (on a CPU). `auto`: fp8 on a GPU of 9.0 or more, int8 on a CPU "
+            help="auto, none, fp8, int8, int4 or nvfp4. `auto`: fp8 on a GPU of 9.0 or more, int8 on a CPU "
             "where it wins."
         ),
     ] = "auto",

@@ -31,14 +31,14 @@ from penstock.execute.staging import MappedMasks
 from penstock.execute.warm import warm
 from penstock.execute.window_tables import WindowTables
 from penstock.kernels.binaries import BinaryCounts
-from penstock.kernels.choose import choose_rows, widens_fp8
+from penstock.kernels.choose import choose_rows, widens_fp4, widens_fp8
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.ops import Ops
 from penstock.kernels.prefix_cost import prefix_cost_times
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
-from penstock.quant.fp4 import in_fp4
+from penstock.quant.fp4 import E4m3Scales, in_fp4
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.state_slots import first_snapshot
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, LateMasks, StepPlan
@@ -93,9 +93,11 @@ class TorchRunner:
             "kv_tokens": limits.kv_tokens,
             "weights_bytes": model.weights_bytes,
         }
-        if in_fp4(model.weights()):
+        if widens_fp4(ops) and in_fp4(model.weights()):
             self._about["slow"] = SLOW_FP4
-        elif widens_fp8(ops) and any(weight.dtype == E4M3 for weight in model.weights()):
+        elif widens_fp8(ops) and any(
+            weight.dtype == E4M3 and not isinstance(weight, E4m3Scales) for weight in model.weights()
+        ):
             self._about["slow"] = SLOW_FP8
         self.layer_pages = pages_of(model, limits.max_model_len)
         self.kv_pages = limits.num_blocks  # of the pool, the scratch block included

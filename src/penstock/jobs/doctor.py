@@ -145,7 +145,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.models.build_model import build_model
     from penstock.models.read_config import read_model_config
     from penstock.parallel.layout import Layout
-    from penstock.quant.choose import check_kernels, choose_schemes
+    from penstock.quant.choose import choose_schemes
     from penstock.weights.load import check_room, left_out, wide_rows
     from penstock.weights.place import find_weights
 
@@ -153,7 +153,6 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     model_config = read_model_config(folder)
     limits = batch_limits(config, model_config.context, device)
     stored = model_config.quantization
-    check_kernels(config.model.quantization, stored, device.type)
     schemes = choose_schemes(config.model.quantization, stored)
     ranks = config.parallel.tensor_parallel_size
     whole, decoder = (

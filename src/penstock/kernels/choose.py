@@ -83,6 +83,13 @@ def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
     return (streamed, *_reference(module, reason))
 
 
+def _fp4() -> tuple[Candidate, ...]:
+    """Returns the forms as `_linear` does."""
+    streams = "one row in integers, few by a kernel that streams the weight once, many by the library behind a widening"
+    streamed = Candidate("triton", "linear_fp4", streams, ("cuda",), (torch.bfloat16, torch.float16))
+    return (streamed, *_reference("linear_fp4", WIDENED))
+
+
 def _experts() -> tuple[Candidate, ...]:
     """Returns the forms as `_linear` does."""
     reason = "rows sorted by expert on the device, and products of each expert's rows alone"
@@ -101,8 +108,8 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "linear_fp8_groups": _groups("fp8_groups", WIDENED),
     "prepare_linear_int": _groups("linear_int", INTEGERS),
     "linear_int": _groups("linear_int", INTEGERS),
-    "prepare_linear_fp4": _reference("linear_fp4", WIDENED),
-    "linear_fp4": _reference("linear_fp4", WIDENED),
+    "prepare_linear_fp4": _fp4(),
+    "linear_fp4": _fp4(),
     "quantize_rows": _triton("fp8", "one launch"),
     "rms_norm": _triton("norm", "one launch"),
     "add_rms_norm": _triton("norm", "sum and norm in one launch"),
@@ -194,6 +201,11 @@ _ROW_OPS = {
 def widens_fp8(ops: Ops) -> bool:
     """Whether float8 weights are widened for each product, which is slower than bfloat16."""
     return ops.why["linear_fp8"][0] == "reference"
+
+
+def widens_fp4(ops: Ops) -> bool:
+    """Whether weights in four-bit floats are widened for each product."""
+    return ops.why["linear_fp4"][0] == "reference"
 
 
 def choose_rows(ops: Ops) -> RowOps:

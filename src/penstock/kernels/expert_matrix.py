@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp4_matrix import MX_GROUP, widen_fp4
+from penstock.kernels.fp4_groups import MX_GROUP
+from penstock.kernels.fp4_matrix import widen_fp4
 from penstock.kernels.fp8_rows import E4M3, spread
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.routing import Routing
@@ -72,9 +73,9 @@ class ExpertMatrix:
 
     @property
     def scales(self) -> int:
-        """What scales a row has: 0 none, 1 one, 2 several, 3 MXFP4's, 4 NVFP4's."""
+        """What scales a row has: 0 none, 1 one, 2 several, 3 those of four-bit floats."""
         if self.in_fp4:
-            return 3 if self.whole is None else 4
+            return 3
         return 0 if self.scale is None else 1 + self.by_group
 
     def widened(self, expert: int) -> Tensor:

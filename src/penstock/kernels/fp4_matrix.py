@@ -21,7 +21,6 @@ from penstock.kernels.int_matrix import unpack_four
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # what the lower three bits of a number say
 E2M1_MOST = 6.0
-MX_GROUP, NV_GROUP = 32, 16  # neighbours of a row that share a scale
 NO_NUMBER = 255  # the byte of MXFP4's scales that says so
 
 

@@ -192,10 +192,10 @@ class Ops:
     # `linear_int` takes: an object with `form` and `streamed`, as above
     prepare_linear_int: Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Any]
     linear_int: Callable[[Rows, Any, Tensor | None], Tensor]  # as linear, x as its form is
-    # numbers, scales and what multiplies a row's scales (or None) in the layout of kernels/fp4_matrix.py -> what
-    # `linear_fp4` takes: an object with `form` and `streamed`, as above
-    prepare_linear_fp4: Callable[..., Any]
-    linear_fp4: Callable[[Tensor, Any, Tensor | None], Tensor]  # as linear
+    # numbers, scales and what multiplies a row's scales (or None) in the layout of kernels/fp4_matrix.py, the model's
+    # dtype -> what `linear_fp4` takes: an object with `form` and `streamed`, as above
+    prepare_linear_fp4: Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Any]
+    linear_fp4: Callable[[Rows, Any, Tensor | None], Tensor]  # as linear, x as its form is
     quantize_rows: Callable[[Tensor, Form], Fp8Rows | FixedRow]  # x [T, K]
     # x [T, d], weight [d], eps, the form wanted -> [T, d]. A float32 weight is multiplied by before the answer is
     # rounded to x's dtype.

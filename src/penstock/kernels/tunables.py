@@ -45,6 +45,10 @@ TUNABLES = (
         "rows up to which a product with integers streams its weight; more: widened, for the library",
     ),
     Tunable(
+        "linear_fp4", "streamed_rows", 256, (256, 64, 128, 512),
+        "rows up to which a product with four-bit floats streams its weight; more: widened, for the library",
+    ),
+    Tunable(
         "attention", "few_programs", 512, (512, 256, 1024),
         "programs that few rows' attention is cut into",
     ),

@@ -20,7 +20,7 @@ class Served:
 
 
 _GPU = "CPU, GPU"
-_EXPERTS = "experts wide, in float8, int8, int4 or, on a CPU, NVFP4 or MXFP4"
+_EXPERTS = "experts wide, in float8, int8, int4, NVFP4 or MXFP4"
 _LATENT = f"latent attention; {_EXPERTS}"
 _TEXT = "its text; the vision part is left out"
 CATALOG: dict[str, Served] = {

@@ -71,17 +71,6 @@ def choose_schemes(
     return lambda name: MADE[made] if (made := made_kind(quantization, name, fp8_head=fp8_head)) else PLAIN
 
 
-def check_kernels(quantization: Quantization, stored: StoredQuantization | None, device: str) -> None:
-    """Raises UsageError for numbers that no kernel of a device multiplies. device: its type."""
-    kinds = {quantization} if stored is None else stored.kinds
-    if device == "cuda" and kinds & {"nvfp4", "mxfp4"}:
-        raise UsageError(
-            "matrices of four-bit floats (NVFP4, MXFP4) have kernels on a CPU alone so far: take the model's fp8 or "
-            "int4 checkpoint, make fp8 or int4 of its wide one by --quantization, or serve it slowly by --device cpu",
-            param="quantization",
-        )
-
-
 def _check_named(quantization: Quantization, stored: StoredQuantization) -> None:
     """vLLM's scripts name what the checkpoint has, by its method; we take its numbers' name too."""
     theirs = ("modelopt_fp4",) if stored.method == "modelopt" else ()  # vLLM's name for NVFP4 of that writer

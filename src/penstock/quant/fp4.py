@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError, UsageError
-from penstock.kernels.fp4_matrix import E2M1_MOST, MX_GROUP, NO_NUMBER, NV_GROUP
+from penstock.kernels.fp4_groups import MX_GROUP, NV_GROUP
+from penstock.kernels.fp4_matrix import E2M1_MOST, NO_NUMBER
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.int_matrix import SPAN, pack_four
 from penstock.kernels.ops import Ops
@@ -200,7 +201,8 @@ def whole_divisor(most: Tensor) -> Tensor:
 def fp4_product(ops: Ops, arrays: tuple[Tensor | None, ...]) -> Product:
     """Returns the product by numbers in the layout of kernels/fp4_matrix.py. arrays: what `ForExperts.arrays` gives."""
     numbers, scale, _, whole = arrays
-    prepared = ops.prepare_linear_fp4(numbers, scale, whole)
+    assert numbers is not None and scale is not None
+    prepared = ops.prepare_linear_fp4(numbers, scale, whole, ops.dtype)
     return Product(ops.linear_fp4, prepared, prepared.form, prepared.streamed)
 
 

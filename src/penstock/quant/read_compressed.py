@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from penstock.errors import CheckpointError
+from penstock.kernels.fp4_groups import MX_GROUP, NV_GROUP
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
 from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
@@ -12,8 +13,8 @@ BLOCK = 128
 GROUPS = (32, 64, 128)
 # Of four-bit floats: format -> what they are, how scales go, neighbours that share one, and its dtype.
 FP4: dict[str, tuple[Kind, str, int, str]] = {
-    "nvfp4-pack-quantized": ("nvfp4", "tensor_group", 16, "float8_e4m3fn"),
-    "mxfp4-pack-quantized": ("mxfp4", "group", 32, "uint8"),
+    "nvfp4-pack-quantized": ("nvfp4", "tensor_group", NV_GROUP, "float8_e4m3fn"),
+    "mxfp4-pack-quantized": ("mxfp4", "group", MX_GROUP, "uint8"),
 }
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.kernels.fp4_groups import NV_GROUP
 from penstock.quant.stored_quantization import StoredForm, StoredQuantization, Targets
 from penstock.quant.told_object import ToldObject, shown
 
-NV_GROUP = 16
 _NVFP4 = StoredForm("nvfp4", "group", NV_GROUP, packing="modelopt")
 # quant_algo -> how a matrix is stored, and whether rows are meant to be in four bits too.
 ALGORITHMS = {

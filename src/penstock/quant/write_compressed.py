@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp4_matrix import NV_GROUP
+from penstock.kernels.fp4_groups import NV_GROUP
 from penstock.kernels.fp8_rows import E4M3
 from penstock.quant.fp4 import to_nvfp4
 from penstock.quant.fp8 import to_fp8

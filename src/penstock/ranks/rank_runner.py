@@ -34,7 +34,7 @@ from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
-from penstock.quant.choose import check_kernels, choose_schemes
+from penstock.quant.choose import choose_schemes
 from penstock.ranks.open_collectives import open_collectives
 from penstock.ranks.rank_channel import LATE_MASKS, PLANS, RankOrder, RankStart, encode, encode_order
 from penstock.ranks.rank_gpus import check_own_gpu, check_visible_gpus
@@ -202,7 +202,6 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
     knobs = config.told() | {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
     # What cannot be divided is refused before anything is started.
     model_config = read_model_config(folder)
-    check_kernels(config.model.quantization, model_config.quantization, device.type)
     schemes = choose_schemes(config.model.quantization, model_config.quantization)
     build_model(model_config, dtype, torch.device("meta"), 1, Layout(0, ranks), schemes)
     if device.type == "cuda":

@@ -18,7 +18,7 @@ from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.models.text_part import TextOfWhole
 from penstock.parallel.layout import ALONE, Layout
-from penstock.quant.choose import check_kernels, choose_schemes
+from penstock.quant.choose import choose_schemes
 from penstock.shared_weights import SharedWeights
 from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import Entry
@@ -55,7 +55,6 @@ def load_model(
     can be told.
     """
     config = config or read_model_config(folder)
-    check_kernels(quantization, config.quantization, device.type)
     schemes = choose_schemes(quantization, config.quantization)
     shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
     with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:

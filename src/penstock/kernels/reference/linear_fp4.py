@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.fp4_matrix import widen_fp4
@@ -20,8 +21,9 @@ class Fp4Matrix(TakesWideRows):
     whole: Tensor | None  # [out] float64, of NVFP4
 
 
-def prepare_linear_fp4(numbers: Tensor, scale: Tensor, whole: Tensor | None = None) -> Fp4Matrix:
-    """numbers, scale, whole in the layout of kernels/fp4_matrix.py -> what `linear_fp4` takes."""
+def prepare_linear_fp4(numbers: Tensor, scale: Tensor, whole: Tensor | None, dtype: torch.dtype) -> Fp4Matrix:
+    """numbers, scale, whole in the layout of kernels/fp4_matrix.py -> what `linear_fp4` takes. dtype: the model's,
+    which rows say here too."""
     return Fp4Matrix(numbers.contiguous(), scale.contiguous(), whole)
 
 

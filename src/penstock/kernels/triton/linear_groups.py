@@ -5,6 +5,9 @@ time, and multiplied by the library. It knows rows and a matrix; no layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -61,19 +64,22 @@ def linear_int(
     assert matrix.form(x.shape[0]) == "wide", "a row that the matrix wants in fixed point"
     if x.shape[0] <= streamed_rows:
         return streamed_groups(x, matrix, bias)
-    return by_library(x, matrix, bias)
+    return by_library(x, matrix.shape, partial(widened, matrix), bias)
 
 
 linear_fp8_groups = linear_int
 
 
-def by_library(x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None) -> Tensor:
-    """The product by torch's, some of the outputs at a time: what they are widened into stays in the cache."""
-    n, k = matrix.shape
+def by_library(
+    x: Tensor, shape: tuple[int, int], widen: Callable[[int, int], Tensor], bias: Tensor | None = None
+) -> Tensor:
+    """The product by torch's, some of the outputs at a time: what they are widened into stays in the cache. shape: of
+    the matrix.   widen: the first of some rows of it, and how many -> what they are worth."""
+    n, k = shape
     out = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
     each = max(128, WIDENED_AT_ONCE // k // 128 * 128)
     for first in range(0, n, each):
-        wide = widened(matrix, first, min(each, n - first)).t()
+        wide = widen(first, min(each, n - first)).t()
         if bias is None:
             torch.mm(x, wide, out=out[:, first : first + each])
         else:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,23 +25,24 @@ from torch import Tensor
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fp8_rows import FP8_GROUP, Form, Fp8Rows, Rows
 from penstock.kernels.triton.activation import GATES, gated
+from penstock.kernels.triton.fp4_scales import in_pairs, short_scales
 from penstock.kernels.triton.fp8 import BITS, pointers, quantize_rows, store_fp8
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 from penstock.kernels.triton.moe_one import one_token, takes_one
 from penstock.kernels.triton.moe_route import Routes, route
 from penstock.kernels.triton.moe_steps import step, step_of_four, step_of_integers
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
-from penstock.kernels.triton.widen import FOUR
+from penstock.kernels.triton.stream_fp4 import scale_pairs
+from penstock.kernels.triton.widen import FOUR, WIDE
 
 UNSORTED = 4  # tokens up to which a pair is a tile of its own: experts that two of them share are read twice
 MOST_PAIRED = 16  # tokens
 FOUR_STAGES = 147_456  # bytes of shared memory that bf16's largest cut takes with so many
-WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 @triton.jit
 def _tile(
-    x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, expert, first, rows, block, N, K,
+    x, x_low, x_scale, w, w_scale, w_more, bias, out, out_low, out_scale, pairs, expert, first, rows, block, N, K,
     slope, most, TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, FIRST: tl.constexpr,
     GATED: tl.constexpr, SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
     INTEGERS: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr,
@@ -55,8 +55,8 @@ def _tile(
     pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
     source = pair // TOP_K if FIRST else slot
     matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)  # its row in all experts'
-    MXFP4: tl.constexpr = W_SCALES == 3
-    HALVES: tl.constexpr = 2 if MXFP4 or INTEGERS == FOUR else 1
+    FLOATS: tl.constexpr = W_SCALES == 3
+    HALVES: tl.constexpr = 2 if FLOATS or INTEGERS == FOUR else 1
     octet = tl.arange(0, BK // 2)
     if HALVES == 2:
         w_row, below = w + matrix[:, None] * (K // 2) + octet[None, :], tl.cast(N, tl.int64) * (K // 2)
@@ -78,22 +78,25 @@ def _tile(
                 if GATED:
                     up_factor = tl.load(w_scale + of_w + N)[:, None]
             sums = step_of_integers(
-                sums, w_row + at // HALVES, w_zero + of_w, x, x_row + at, inside, held, w_factor, SCALED, INTEGERS,
+                sums, w_row + at // HALVES, w_more + of_w, x, x_row + at, inside, held, w_factor, SCALED, INTEGERS,
                 ZEROS, EVEN_K,
             )  # fmt: skip
             if GATED:
                 up = step_of_integers(
-                    up, w_row + below + at // HALVES, w_zero + of_w + N, x, x_row + at, inside, held, up_factor,
+                    up, w_row + below + at // HALVES, w_more + of_w + N, x, x_row + at, inside, held, up_factor,
                     SCALED, INTEGERS, ZEROS, EVEN_K,
                 )  # fmt: skip
-        elif MXFP4:
-            of_w = (expert.to(tl.int64) * tl.cdiv(K, 128) + at // 128) * (2 * N if GATED else N)
-            of_w += tl.minimum(n, N - 1)
-            turn = (at % 128 // 32 + octet // 16) * 8  # bits of a word behind which a byte's power stands
-            sums = step_of_four(sums, w_row + at // 2, w_scale + of_w, turn, x, x_row + at, inside, held, EVEN_K)
+        elif FLOATS:
+            every = 2 * N if GATED else N
+            own = w_scale + expert.to(tl.int64) * tl.cdiv(K, 256) * every * 8
+            pairs_of = scale_pairs(own, tl.minimum(n, N - 1), every, at // BK, BK // 2)
+            sums = step_of_four(
+                sums, w_row + at // 2, pairs_of, x, x_row + at, inside, held, BN, BK // 2, BN >= 64, EVEN_K
+            )  # fmt: skip
             if GATED:
+                pairs_of = scale_pairs(own, tl.minimum(n, N - 1) + N, every, at // BK, BK // 2)
                 up = step_of_four(
-                    up, w_row + below + at // 2, w_scale + of_w + N, turn, x, x_row + at, inside, held, EVEN_K
+                    up, w_row + below + at // 2, pairs_of, x, x_row + at, inside, held, BN, BK // 2, BN >= 64, EVEN_K
                 )
         else:
             factor = 1.0
@@ -120,10 +123,11 @@ def _tile(
         of_row = tl.load(x_scale + source, mask=real, other=0.0)[None, :]
         sums *= of_row
         up *= of_row
-    if W_SCALES == 1:
-        sums *= tl.load(w_scale + matrix)[:, None]
+    if (W_SCALES == 1) | FLOATS:
+        of_rows = w_more if FLOATS else w_scale
+        sums *= tl.load(of_rows + matrix)[:, None]
         if GATED:
-            up *= tl.load(w_scale + matrix + N)[:, None]
+            up *= tl.load(of_rows + matrix + N)[:, None]
     if HAS_BIAS:
         sums += tl.load(bias + matrix).to(tl.float32)[:, None]
         if GATED:
@@ -148,7 +152,7 @@ def _tile(
 
 @triton.jit
 def _grouped(
-    x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, tiles, chosen, N, K, slope, most,
+    x, x_low, x_scale, w, w_scale, w_more, bias, out, out_low, out_scale, pairs, tiles, chosen, N, K, slope, most,
     TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMPED: tl.constexpr, FIRST: tl.constexpr, GATED: tl.constexpr,
     SORTED: tl.constexpr, W_SCALES: tl.constexpr, X_SCALES: tl.constexpr, PAIRED: tl.constexpr,
     INTEGERS: tl.constexpr, ZEROS: tl.constexpr,
@@ -159,9 +163,10 @@ def _grouped(
     alone); else rows of x by slot, out by pair.
 
     W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a part; 3: weights in
-    MXFP4, with scales in words of four, [experts, K / 128, outputs].   INTEGERS: what a byte of them holds, 0: they are
-    none; those have scales, and ZEROS perhaps, group by group: [experts, K / WG, outputs].   FEW: a tile that holds no
-    more rows than so is multiplied as one of FEW, not of BM: the last of an expert's.
+    four-bit floats, with pairs of `fp4_scales.py` [experts, ceil(K / 256), outputs, 8], and w_more [experts, outputs],
+    what a row is multiplied by.   INTEGERS: what a byte of them holds, 0: they are none; those have scales, and ZEROS
+    perhaps (w_more), group by group: [experts, K / WG, outputs].   FEW: a tile that holds no more rows than so is
+    multiplied as one of FEW, not of BM: the last of an expert's.
     """
     wait(EARLY)
     tile, block = tl.program_id(1), tl.program_id(0)
@@ -171,14 +176,14 @@ def _grouped(
         expert, first, rows = tl.load(chosen + tile), tile, 1
     if rows > FEW:
         _tile(
-            x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, expert, first, rows, block, N,
+            x, x_low, x_scale, w, w_scale, w_more, bias, out, out_low, out_scale, pairs, expert, first, rows, block, N,
             K, slope, most, TOP_K, HAS_BIAS, CLAMPED, FIRST, GATED, SORTED, W_SCALES, X_SCALES, PAIRED, INTEGERS, ZEROS,
             FP8, WIDE, BM, BN, BK, WG, XG, EVEN_K, STAGES,
         )  # fmt: skip
     elif FEW > 0:  # noqa: SIM102 - it alone is known when this is compiled
         if rows > 0:
             _tile(
-                x, x_low, x_scale, w, w_scale, w_zero, bias, out, out_low, out_scale, pairs, expert, first, rows, block,
+                x, x_low, x_scale, w, w_scale, w_more, bias, out, out_low, out_scale, pairs, expert, first, rows, block,
                 N, K, slope, most, TOP_K, HAS_BIAS, CLAMPED, FIRST, GATED, SORTED, W_SCALES, X_SCALES, PAIRED, INTEGERS,
                 ZEROS, FP8, WIDE, FEW, BN, BK, WG, XG, EVEN_K, STAGES,
             )  # fmt: skip
@@ -236,9 +241,9 @@ class PreparedExperts:
 
 
 def prepare_experts(of: Experts) -> PreparedExperts:
-    """Returns what `experts` takes. Numbers stay as they are; scales and zeros of integers become float32, MXFP4's
-    scales words of four, and they stand side by side, an expert's outputs of one group (word): what is copied while
-    others are multiplied is four bytes at least."""
+    """Returns what `experts` takes. Numbers stay as they are; scales and zeros of integers become float32, and stand
+    side by side, an expert's outputs of one group, those of four-bit floats become pairs: what is copied while others
+    are multiplied is four bytes at least."""
     of = replace(of, gate_up=_side_by_side(of.gate_up), down=_side_by_side(of.down))
     counts = torch.zeros(of.shape[0], dtype=torch.int32, device=of.down.numbers.device)
     return PreparedExperts(of, counts)
@@ -247,8 +252,12 @@ def prepare_experts(of: Experts) -> PreparedExperts:
 def _side_by_side(matrix: ExpertMatrix) -> ExpertMatrix:
     if matrix.in_fp4:
         assert matrix.scale is not None
-        words = F.pad(matrix.scale, (0, -matrix.scale.shape[2] % 4)).view(torch.int32)
-        return replace(matrix, scale=words.mT.contiguous())
+        whole = None if matrix.whole is None else matrix.whole.flatten()
+        numbers, short, by = short_scales(matrix.numbers.flatten(0, 1), matrix.scale.flatten(0, 1), whole)
+        pairs = in_pairs(short.view(matrix.scale.shape), 2 * numbers.shape[1])
+        return replace(
+            matrix, numbers=numbers.view(matrix.numbers.shape), scale=pairs, whole=by.view(matrix.numbers.shape[:2])
+        )
     if not matrix.integers:
         return matrix
     scale, zero = (None if each is None else each.float().mT.contiguous().mT for each in (matrix.scale, matrix.zero))
@@ -349,9 +358,10 @@ def _launch(
     by_row = isinstance(rows, Fp8Rows) and scale.shape[1] == 1
     slope, most = of.clamp or (1.0, 0.0)
     early, integers = has_pdl(x.device), matrix.integers
+    more = matrix.whole if matrix.in_fp4 else matrix.zero
     _grouped[(cdiv(n, cut.outputs), routes.count)](
         x, low, scale, matrix.numbers.view(torch.uint8) if integers else matrix.numbers,
-        scale if matrix.scale is None else matrix.scale, scale if matrix.zero is None else matrix.zero,
+        scale if matrix.scale is None else matrix.scale, scale if more is None else more,
         scale if matrix.bias is None else matrix.bias, out, out_low, out_scale,
         routes.chosen if routes.pairs is None else routes.pairs,
         routes.chosen if routes.tiles is None else routes.tiles, routes.chosen, n, k, slope, most, TOP_K=of.top_k,

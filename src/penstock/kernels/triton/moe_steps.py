@@ -1,5 +1,6 @@
 """A stretch of K of an expert's product: weights by rows, added to sums that lie turned round, [outputs, rows]. The
-weights are wide or e4m3 (`step`), MXFP4 (`step_of_four`), or integers (`step_of_integers`), and widened on their way.
+weights are wide or e4m3 (`step`), four-bit floats (`step_of_four`), or integers (`step_of_integers`), and widened on
+their way.
 It knows tiles; no experts.
 """
 
@@ -31,12 +32,15 @@ def step(sums, low, w, x, x_low, x_at, inside, held, factor, SCALED: tl.constexp
 
 
 @triton.jit
-def step_of_four(sums, w, words, turn, x, x_at, inside, held, EVEN_K: tl.constexpr):
-    """Adds MXFP4's bytes at pointers [BN, C] by rows to sums [BN, BM]. words: pointers [BN] to four powers of two each,
-    of which a byte's stands behind `turn` bits [C].   x_at: of the first 16 of each 32 of a row [BM, C]."""
+def step_of_four(
+    sums, w, pairs, x, x_at, inside, held, BN: tl.constexpr, C: tl.constexpr, SHARED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """Adds bytes of two numbers e2m1 at pointers [BN, C] by rows to sums [BN, BM]. pairs: their scales [BN, C / 16], as
+    `widen_fp4` takes them, and SHARED.   x_at: of the first 16 of each 32 of a row [BM, C]."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
     row = tl.load(x + x_at, mask=held, other=0.0)
-    low, high = widen_fp4(octets, (tl.load(words)[:, None] >> turn[None, :]) & 255, row.dtype)
+    low, high = widen_fp4(octets, pairs, BN, C, row.dtype, SHARED)
     sums = tl.dot(low, row.T, sums)
     return tl.dot(high, tl.load(x + x_at + 16, mask=held, other=0.0).T, sums)
 

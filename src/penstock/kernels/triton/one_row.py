@@ -29,6 +29,7 @@ from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.norm import add_rms_norm, rms_norm
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.rotary import store_kv
+from penstock.kernels.triton.stream_fp4 import Fp4Weight
 from penstock.kernels.triton.stream_groups import GroupMatrix, streamed_groups
 
 # Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms of a forward of 16
@@ -81,10 +82,19 @@ def _norm_gate(
 
 
 def norm_gate(
-    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: SmallWeight | GroupMatrix, form: Form = "wide"
+    x: Tensor,
+    residual: Tensor | None,
+    norm: Tensor,
+    eps: float,
+    weight: SmallWeight | GroupMatrix | Fp4Weight,
+    form: Form = "wide",
 ) -> tuple[Rows, Tensor]:
     """x, residual [1, K] (may be overwritten), norm [K], weight [2F, K] prepared (the gate's rows, then up's) ->
     silu(gate) * up [1, F], in this form if it can be, and the sum of x and residual [1, K]."""
+    if isinstance(weight, Fp4Weight):
+        row, kept = _normed_row(x, residual, norm, eps, "fixed")
+        assert isinstance(row, FixedRow)
+        return lone_product(row, weight, gated=True, form=form), kept
     if isinstance(weight, GroupMatrix):
         normed, kept = _normed_row(x, residual, norm, eps, weight.form(1))
         if isinstance(normed, FixedRow):

@@ -40,6 +40,35 @@ def zero_of(zero, place, KIND: tl.constexpr, ZEROS: tl.constexpr, BN: tl.constex
     return less[:, None]
 
 
+@triton.jit
+def outputs_of(block, N, BN: tl.constexpr, GATED: tl.constexpr):
+    """Returns the outputs of a program [BN]; GATED: half of them are those N / 2 behind the others."""
+    n = block * BN + tl.arange(0, BN)
+    if GATED:
+        n = block * (BN // 2) + tl.arange(0, BN) % (BN // 2) + tl.arange(0, BN) // (BN // 2) * (N // 2)
+    return n
+
+
+@triton.jit
+def leave(
+    sums, bias, out, block, n, m, M, N, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Writes the sums [BN, BM] of outputs n by rows m to out [M, N], GATED: to [M, N / 2]."""
+    if HAS_BIAS:
+        sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        kind = out.dtype.element_ty
+        a, b = tl.split(sums.to(kind).to(tl.float32).reshape(2, BN // 2, BM).permute(1, 2, 0))
+        own = (block * (BN // 2) + tl.arange(0, BN // 2))[:, None]
+        there = (own < N // 2) & (m < M)[None, :]
+        to = out + m[None, :].to(tl.int64) * (N // 2) + own
+        tl.store(to, (a / (1.0 + tl.exp(-a)) * b).to(kind), mask=there)
+    else:
+        place = out + m[None, :].to(tl.int64) * N + n[:, None]
+        tl.store(place, sums.to(out.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+
+
 @triton.jit(do_not_specialize=["M"])
 def _stream(
     x, weight, scale, zero, bias, out, parts, arrived, M, N, K, pitch, x_stride, each,
@@ -54,9 +83,7 @@ def _stream(
     GATED: output n is silu(n) * (n + N / 2), which have a half of a program's each."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
-    n = block * BN + tl.arange(0, BN)
-    if GATED:
-        n = block * (BN // 2) + tl.arange(0, BN) % (BN // 2) + tl.arange(0, BN) // (BN // 2) * (N // 2)
+    n = outputs_of(block, N, BN, GATED)
     m = tl.program_id(2) * BM + tl.arange(0, BM)
     HALVES: tl.constexpr = 2 if KIND == FOUR else 1
     lane = tl.arange(0, BK)
@@ -95,18 +122,7 @@ def _stream(
     if SPLIT > 1:
         sums, last = joined(sums, parts, arrived, tile, part, SPLIT, BN, BM)
     if last:
-        if HAS_BIAS:
-            sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            kind = out.dtype.element_ty
-            a, b = tl.split(sums.to(kind).to(tl.float32).reshape(2, BN // 2, BM).permute(1, 2, 0))
-            own = (block * (BN // 2) + tl.arange(0, BN // 2))[:, None]
-            there = (own < N // 2) & (m < M)[None, :]
-            to = out + m[None, :].to(tl.int64) * (N // 2) + own
-            tl.store(to, (a / (1.0 + tl.exp(-a)) * b).to(kind), mask=there)
-        else:
-            place = out + m[None, :].to(tl.int64) * N + n[:, None]
-            tl.store(place, sums.to(out.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+        leave(sums, bias, out, block, n, m, M, N, BM, BN, GATED, HAS_BIAS)
 
 
 @dataclass(slots=True, frozen=True)

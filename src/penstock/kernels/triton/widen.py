@@ -8,12 +8,14 @@ knows bytes; no matrix.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.int_matrix import unpack_four
 
+WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # what a byte holds
 
 
@@ -105,56 +107,85 @@ _FLOAT8_BF16 = _float8(4, "0x7B807B80", "bf16x2")
 _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
 
-def _fp4_halves(out: str, more: str) -> str:
-    """The numbers in the upper halves of the bytes that stand in the upper halves of a's and b's 16 bits."""
-    return f"""
-        shr.u32 c, a, 6;
-        shr.u32 d, b, 6;
-        and.b32 c, c, 0x01C001C0;
-        and.b32 d, d, 0x01C001C0;
+def _fp4(by: int, mask: str, kind: str) -> tl.constexpr:
+    """e2m1's bits likewise. $4: four bytes; $5, $6: what the numbers in their low halves are multiplied by, $7, $8:
+    what those in the high ones are; $0 and $1: the low ones, $2 and $3: the high ones."""
+
+    def halves(into: str, more: str, factor: str, other: str) -> str:
+        """The numbers in the upper halves of the bytes that stand in the upper halves of a's and b's 16 bits."""
+        return f"""
+        shr.u32 c, a, {by};
+        shr.u32 d, b, {by};
+        and.b32 c, c, {mask};
+        and.b32 d, d, {mask};
         lop3.b32 c, a, z, c, 0xEA;
         lop3.b32 d, b, z, d, 0xEA;
-        fma.rn.bf16x2 c, c, u, z;
-        fma.rn.bf16x2 d, d, u, z;
-        fma.rn.bf16x2 {out}, c, $5, z;
-        fma.rn.bf16x2 {more}, d, $6, z;"""
+        fma.rn.{kind} {into}, c, {factor}, z;
+        fma.rn.{kind} {more}, d, {other}, z;"""
 
-
-# e2m1's bits likewise, 2**126 too small. $4: four bytes; $5, $6: their numbers' powers of two; $0 and $1: the numbers
-# in their low halves, $2 and $3: in their high ones. Two multiplications: one number can't hold both powers.
-_FP4_BF16 = tl.constexpr(f"""{{
-        .reg .b32 u, z, a, b, c, d;
-        mov.b32 u, 0x7E807E80;
+    return tl.constexpr(f"""{{
+        .reg .b32 z, a, b, c, d;
         mov.b32 z, 0x80008000;
         prmt.b32 a, $4, 0, 0x1404;
-        prmt.b32 b, $4, 0, 0x3424;{_fp4_halves("$2", "$3")}
+        prmt.b32 b, $4, 0, 0x3424;{halves("$2", "$3", "$7", "$8")}
         shl.b32 a, a, 4;
-        shl.b32 b, b, 4;{_fp4_halves("$0", "$1")}
+        shl.b32 b, b, 4;{halves("$0", "$1", "$5", "$6")}
     }}""")
 
 
+_FP4_BF16 = _fp4(6, "0x01C001C0", "bf16x2")
+_FP4_F16 = _fp4(3, "0x0E000E00", "f16x2")
+
+
 @triton.jit
-def widen_fp4(w, power, kind: tl.constexpr):
-    """w [R, C] bytes of two numbers e2m1, power [R, C] -> the numbers in the bytes' low halves and those in the high
-    ones, times 2 ** (power - 127), [R, C]."""
+def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr, SHARED: tl.constexpr):
+    """w [R, C] bytes of two numbers e2m1; pairs [R, C / 16] int16: two bytes of kernels/triton/fp4_scales.py, for the
+    numbers in the low halves of 16 bytes and for those in the high ones -> the first times what the scale says, and the
+    second, [R, C]. SHARED: a thread widens 16 neighbours by one scale, and what comes of it goes through shared memory
+    to where tensor cores want it; else a thread widens what it holds for them: more scales, and fewer ways."""
+    if SHARED:  # nothing changes, but that the compiler moves bytes ahead of this only where they come of loads alone
+        w = w ^ (tl.arange(0, C) // C)[None, :].to(w.dtype)
+    low_by, high_by = _fp4_scale(pairs, kind), _fp4_scale(pairs >> 8, kind)
+    low_by, high_by = _over_sixteen(low_by, R, C), _over_sixteen(high_by, R, C)
     if kind == tl.bfloat16:
-        scale = (power.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)
         low, high = tl.inline_asm_elementwise(
-            _FP4_BF16, "=&r,=&r,=&r,=&r,r,r,r", [w, scale], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
+            _FP4_BF16, "=&r,=&r,=&r,=&r,r,r,r,r,r", [w, low_by, high_by], dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True, pack=4,
+        )  # fmt: skip
+    elif kind == tl.float16:
+        low, high = tl.inline_asm_elementwise(
+            _FP4_F16, "=&r,=&r,=&r,=&r,r,r,r,r,r", [w, low_by, high_by], dtype=(tl.float16, tl.float16),
+            is_pure=True, pack=4,
+        )  # fmt: skip
     else:
-        scale = (power.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-        low, high = _fp4(w, scale, kind), _fp4(w >> 4, scale, kind)
+        low, high = _fp4_plain(w, low_by), _fp4_plain(w >> 4, high_by)
     return low, high
 
 
 @triton.jit
-def _fp4(octets, scale, kind: tl.constexpr):
-    """Numbers in the lower halves of bytes. What stands beside the sign are the last bits of a float's exponent and the
-    first of its fraction."""
+def _fp4_scale(octets, kind: tl.constexpr):
+    """The lower bytes as what they say; of 16 bits 2 ** 126 (float16: 2 ** 14) times that: e2m1's bits at the foot of
+    an exponent count so much too little."""
+    if kind == tl.bfloat16:
+        by = (((octets & 255) << 4) | 0x7000).to(tl.bfloat16, bitcast=True)
+    elif kind == tl.float16:
+        by = ((octets & 255) << 7).to(tl.float16, bitcast=True)
+    else:
+        by = (((octets.to(tl.int32) & 255) << 20) + (98 << 23)).to(tl.float32, bitcast=True)
+    return by
+
+
+@triton.jit
+def _over_sixteen(x, R: tl.constexpr, C: tl.constexpr):
+    return x[:, :, None].broadcast_to(R, C // 16, 16).reshape(R, C)
+
+
+@triton.jit
+def _fp4_plain(octets, by):
+    """Numbers in the lower halves of bytes times by, in float32."""
     octets = octets.to(tl.int32)
     bits = ((octets & 8) << 28) | ((octets & 7) << 22)
-    return (bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * scale).to(kind)
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * by
 
 
 @triton.jit

@@ -1,0 +1,5 @@
+"""Sizes of four-bit floats that their readers need too, and no torch: `kernels/fp4_matrix.py` has the layout."""
+
+from __future__ import annotations
+
+MX_GROUP, NV_GROUP = 32, 16  # neighbours of a row that share a scale

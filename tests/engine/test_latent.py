@@ -11,6 +11,8 @@ from ranks_together import Together, met
 from sample_drive import Samples, drive, drive_each_alone, over, requests
 
 from penstock.engine.engine import Engine
+from penstock.kernels.latent import LatentSizes
+from penstock.kernels.reference import latent as column
 from penstock.kernels.state_forms import LatentForm
 from penstock.parallel.layout import Layout
 
@@ -40,7 +42,26 @@ def test_samples_are_what_they_are_alone(alone: Samples, ahead: int, tight: bool
     runner.close()
 
 
-def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path) -> None:
+@pytest.fixture
+def expanded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has all chunks make keys and values -> the tokens of each that did."""
+    monkeypatch.setattr(LatentSizes, "expands", lambda *_: True)
+    monkeypatch.setitem(column.latent_attention.__kwdefaults__, "expand_tokens", 1)
+    made, expand = list[int](), column._expanded
+    monkeypatch.setattr(column, "_expanded", lambda q, *args: made.append(len(q)) or expand(q, *args))
+    return made
+
+
+def test_prompts_that_make_keys_and_values_give_the_same_samples(alone: Samples, expanded: list[int]) -> None:
+    """Whole prompts, chunks behind others and behind a cached prefix."""
+    runner = tiny_runner(**MODEL, blocks=60, max_batched_tokens=24)
+    engine, threads = over(runner, steps_ahead=1, preempt_every=9)
+    assert drive(engine, requests(), threads, together=4) == alone
+    assert engine.scheduler.stats()["prefix_hit_tokens"] > 0 and max(expanded) > 16 and len(expanded) > 10
+    runner.close()
+
+
+def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path, expanded: list[int]) -> None:
     """Ranks share heads; each has the vectors whole."""
     layouts = [Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))]
     runners = [tiny_runner(**MODEL, layout=layout, blocks=60) for layout in layouts]
@@ -48,6 +69,7 @@ def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path) -> No
     one, threads = over(runners[0], preempt_every=7)
     engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]
     assert drive(engine, requests(), threads, together=5) == alone
+    assert expanded
     for runner in runners:
         runner.close()
 

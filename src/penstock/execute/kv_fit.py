@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from penstock.config import BLOCK_SIZE, KvCacheDtype, StateDtype
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.kv_cache import KvCache
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_GPU
-from penstock.kernels.inputs import AttentionKind, PrefillInputs, StateInputs, StepInputs
+from penstock.kernels.inputs import AttentionKind, ChunkSight, PrefillInputs, StateInputs, StepInputs
 from penstock.kernels.layer_kv import LEAST_KV_SCALE, KvForm, LayerKv
 from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import PagedForm, RecurrentForm
@@ -247,6 +248,7 @@ def whole_prompts(prompts: int, tokens: int, tables: Tensor, context: int = 0) -
         start=torch.arange(0, (prompts + 1) * tokens, tokens, dtype=torch.int32, device=device),
         context=torch.full((prompts,), context, dtype=torch.int32, device=device),
         block_table=tables.to(torch.int32),
+        seen=ChunkSight.of(np.full(prompts, tokens), np.full(prompts, context)),
     )
     nobody = torch.zeros(0, dtype=torch.int64, device=device)
     states = StateInputs(nobody, nobody.bool(), torch.arange(prompts, device=device))

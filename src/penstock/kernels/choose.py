@@ -118,7 +118,6 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
     "latent_store": _triton("latent", "norm, rotation and store in one launch"),
     "latent_attention": _triton("latent", "a vector is read once for scores and answers"),
-    "by_head": _reference("latent", "torch's batched products"),
     "short_conv": _triton("short_conv", "gates and taps in one launch of rows, two of chunks"),
     "delta_rule": _triton("delta_rule", "one launch of rows, five of chunks"),
     "mamba2": _triton("mamba2", "one launch of rows, four of chunks"),

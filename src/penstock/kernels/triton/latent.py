@@ -14,15 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
+from penstock.kernels.latent import EXPAND_TOKENS, LatentSizes
 from penstock.kernels.state_forms import LatentKv
 from penstock.kernels.triton.attention import KindPlan
 from penstock.kernels.triton.decode import FEW_PROGRAMS, MOST_SPLITS, extent, join_parts, splits_of
 from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, span
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
+from penstock.kernels.triton.latent_chunks import ChunkRoom, attend_expanded, heads_at_once
 from penstock.kernels.triton.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 
-_MOST_HEADS = 16  # of a program of a decode row
-_TALL = 64  # queries of a program of a prefix or a chunk, at least
+Shape = tuple[int, int, int, int]  # queries of a program at least, tokens of a tile, warps, stages
 
 
 @triton.jit
@@ -251,9 +252,38 @@ def latent_store(
         )  # fmt: skip
 
 
-def latent_attention(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
-    """q [T, H, rank + turning] over a layer's vectors -> [T, H, rank]. The contract is `ops.AttentionOverLatents`."""
-    q = q if q.is_contiguous() else q.contiguous()
+def latent_attention(
+    q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan, *,
+    expand_tokens: int = EXPAND_TOKENS,
+) -> Tensor:  # fmt: skip
+    """q [T, H, still + turning], up [H, still + value, rank], over a layer's vectors -> [T, H, value]. The contract is
+    `ops.AttentionOverLatents`; the keyword: kernels/tunables.py."""
+    sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
+    assert sizes is not None, "the kind is of latent attention"
+    made = chunks is not None and chunks.expands(sizes, expand_tokens)
+    if not made or chunks is None or not heads_at_once(chunks, sizes, kind.heads, q.dtype):
+        return _absorbed(q, up, kv, inputs, kind, plan, sizes)
+    out = torch.empty((*q.shape[:2], sizes.value), dtype=q.dtype, device=q.device)
+    if rows:
+        out[:rows] = _absorbed(q[:rows], up, kv, inputs, kind, plan, sizes)
+    if plan.room is None:
+        plan.room = ChunkRoom.of(chunks, sizes, q.dtype)
+    attend_expanded(q[rows:], up, kv, chunks, kind, plan.room, out[rows:])
+    return out
+
+
+def _absorbed(
+    q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan, sizes: LatentSizes
+) -> Tensor:
+    still = sizes.still
+    asked = torch.bmm(q[..., :still].transpose(0, 1), up[:, :still]).transpose(0, 1)
+    seen = attend_vectors(torch.cat((asked, q[..., still:]), 2), kv, inputs, kind, plan)
+    return torch.bmm(seen.transpose(0, 1), up[:, still:].mT).transpose(0, 1)
+
+
+def attend_vectors(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
+    """q [T, H, rank + turning], multiplied by the keys' part of `up`, over a layer's vectors -> what they weigh
+    [T, H, rank]: rows, and of chunks the tokens that `q` has."""
     rank, rows = kv.value_width, inputs.rows
     out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
     if (decode := plan.decode) is not None:
@@ -261,13 +291,14 @@ def latent_attention(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: Attentio
         _attend_rows(q[:rows], kv, decode, kind, plan, out[:rows])
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
-        count, (held, queries), tokens = chunks.context.shape[0], _tile(kind.heads), _tokens(q)
+        count, shape = chunks.context.shape[0], _tall_shape(q.dtype)
+        held, queries = _tile(kind.heads, shape)
         tiles = (q.shape[0] - rows) // (queries // held) + count
         parts = cdiv(kind.heads, held)
         _prefill[(tiles * parts,)](
             q[rows:], kv.latent, out[rows:], chunks.start, chunks.context, chunks.block_table, count, tiles,
             kind.scale * LOG2_E, q.stride(0), kv.latent.stride(0), chunks.block_table.stride(0), HEADS=kind.heads,
-            HELD=held, QUERIES=queries, **_widths(kv), TOKENS=tokens, PARTS=parts, **_how(q, 8),
+            HELD=held, QUERIES=queries, **_widths(kv), PARTS=parts, **_how(q, shape),
         )  # fmt: skip
     return out
 
@@ -276,13 +307,14 @@ def _attend_prefixes(q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: Attent
     groups, state = decode.groups, plan.prefix
     if groups is None or state is None:
         return
-    count, (held, queries) = groups.length.shape[0], _tile(kind.heads)
+    count, shape = groups.length.shape[0], _tall_shape(q.dtype)
+    held, queries = _tile(kind.heads, shape)
     tiles, parts = q.shape[0] // (queries // held) + count, cdiv(kind.heads, held)
     _prefix[(tiles * parts, state.splits)](
         q, kv.latent, state.answer, state.lse, groups.start, groups.blocks, groups.length, count, state.splits,
         kind.scale * LOG2_E, q.stride(0), kv.latent.stride(0), groups.blocks.stride(0), HEADS=kind.heads, HELD=held,
-        QUERIES=queries, **_widths(kv), TOKENS=_tokens(q), PARTS=parts, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE,
-        EACH=EACH, **_how(q, 8),
+        QUERIES=queries, **_widths(kv), PARTS=parts, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE, EACH=EACH,
+        **_how(q, shape),
     )  # fmt: skip
 
 
@@ -290,7 +322,8 @@ def _attend_rows(
     q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: AttentionKind, plan: KindPlan, out: Tensor
 ) -> None:
     count, heads, rank, state = q.shape[0], kind.heads, kv.value_width, plan.prefix
-    held = min(_MOST_HEADS, next_power_of_2(heads))
+    shape = _rows_shape(q.dtype)
+    held = min(shape[0], next_power_of_2(heads))
     parts = cdiv(heads, held)
     splits, split_tokens = splits_of(count * parts, decode.max_own, FEW_PROGRAMS)
     part, part_lse = out, out
@@ -298,32 +331,38 @@ def _attend_rows(
         part = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
     answer, lse, prefix_splits = (out, out, 1) if state is None else (state.answer, state.lse, state.splits)
-    skips, tokens = state is not None, _tokens(q)
+    skips = state is not None
     step = (decode.position, decode.skip if skips else decode.rows)
     capacity = decode.table.shape[1] * 16
     _own[(count * parts, splits)](
         q, kv.latent, out, answer, lse, part, part_lse, decode.table, decode.rows, *step, capacity,
         kind.scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), kv.latent.stride(0),
-        decode.table.stride(0), HEADS=heads, HELD=held, QUERIES=16, **_widths(kv), TOKENS=tokens, PARTS=parts,
-        SKIPS=skips, PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS, PART_TOKENS=PART_TOKENS,
-        PART_TILE=PART_TILE, SPLIT=splits > 1, **_how(q, 8),
+        decode.table.stride(0), HEADS=heads, HELD=held, QUERIES=shape[0], **_widths(kv), PARTS=parts, SKIPS=skips,
+        PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE,
+        SPLIT=splits > 1, **_how(q, shape),
     )  # fmt: skip
     if splits > 1:
         join_parts[(count * heads,)](
             out, part, part_lse, *step, capacity, 0, splits, split_tokens, out.stride(0), heads, rank,
-            next_power_of_2(rank), skips, False, tokens, MOST_SPLITS, 8, num_warps=4,
+            next_power_of_2(rank), skips, False, shape[1], MOST_SPLITS, 8, num_warps=4,
         )  # fmt: skip
 
 
-def _tile(heads: int) -> tuple[int, int]:
-    """Returns the heads of a token that a tile holds, and its queries."""
-    held = heads if heads <= _TALL else _TALL // 2 if heads % _TALL else _TALL
-    return held, max(_TALL, next_power_of_2(held))
+def _tile(heads: int, shape: Shape) -> tuple[int, int]:
+    """Returns the heads of a token that a tile of a prefix or a chunk holds, and its queries."""
+    tall = shape[0]
+    held = heads if heads <= tall else tall // 2 if heads % tall else tall
+    return held, max(tall, next_power_of_2(held))
 
 
-def _tokens(q: Tensor) -> int:
-    """Returns the tokens of a tile: what a program's shared memory holds beside its queries."""
-    return 16 if q.dtype == torch.float32 else 32
+def _rows_shape(dtype: torch.dtype) -> Shape:
+    """Returns the shape of a program of a decode row, whose queries are heads."""
+    return (16, 16, 8, 1) if dtype == torch.float32 else (16, 32, 8, 2)
+
+
+def _tall_shape(dtype: torch.dtype) -> Shape:
+    """Returns that of a program of a prefix or a chunk: what its shared memory holds beside its queries."""
+    return (64, 16, 8, 1) if dtype == torch.float32 else (64, 32, 8, 2)
 
 
 def _widths(kv: LatentKv) -> dict[str, int]:
@@ -332,6 +371,7 @@ def _widths(kv: LatentKv) -> dict[str, int]:
     return {"RANK": rank, "TURNING": turning, **pads}
 
 
-def _how(q: Tensor, warps: int) -> dict[str, object]:
-    wide = q.dtype == torch.float32
-    return {"PRECISION": "ieee" if wide else "tf32", "num_warps": warps, "num_stages": 1 if wide else 2}
+def _how(q: Tensor, shape: Shape) -> dict[str, object]:
+    _, tokens, warps, stages = shape
+    precision = "ieee" if q.dtype == torch.float32 else "tf32"
+    return {"TOKENS": tokens, "PRECISION": precision, "num_warps": warps, "num_stages": stages}

@@ -1,16 +1,16 @@
 """Times of attention over latent vectors on a GPU, by tile: rows, rows in groups, prompts in both forms.
 
     PYTHONPATH=src python benchmarks/gpu_timing/latent.py [--models moonlight glm] [--only rows groups prompts]
-        [--rows 1 128 1000] [--contexts 512 2048 8192] [--prompts 1x64 ... 1x8192 8x1024 1x1024+7168] [--warm I/N]
+        [--eight] [--rows 1 128 1000] [--contexts 512 2048 8192] [--prompts 1x64 ... 8x1024 1x1024+7168] [--warm I/N]
 
     rows     each behind a context of its own: the vectors' bytes beside the copy speed
     groups   16 of 256 rows behind 2,000 shared tokens and 128 of their own, attended as groups and alone
     prompts  COUNTxTOKENS[+TOKENS BEFORE]: absorbed, and by keys and values that are made, products with `up` included;
              "fewer" names the form that `LatentSizes.expands` takes
 
-A time is the median of replays of a graph that holds the call several times. TFLOP/s are of the form's own products;
-"off" is the largest difference from the usual tile's answer, in shares of its largest. --warm compiles the I-th of N
-parts of the tiles and measures nothing.
+--eight: vectors in eight bits. A time is the median of replays of a graph that holds the call several times. TFLOP/s
+are of the form's own products; "off" is the largest difference from the usual tile's answer, in shares of its largest.
+--warm compiles the I-th of N parts of the tiles and measures nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 import rows as timing
 
+from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import AttentionKind, ChunkSight, DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.state_forms import LatentForm, LatentKv
@@ -41,11 +42,13 @@ from penstock.kernels.triton.attention import plan
 Calls = list[Callable[[], Tensor]]
 B, GPU, NEVER = torch.bfloat16, torch.device("cuda"), 1 << 40
 GROUPS, MEMBERS, SHARED, OWN = 16, 256, 2000, 128
+PARTS = ["rows", "groups", "prompts"]
 OF_ROWS: list[latent.Shape] = [
     (16, 32, 8, 2), (16, 32, 4, 2), (16, 32, 4, 3), (16, 64, 8, 2), (16, 16, 4, 3), (32, 32, 8, 2), (32, 64, 8, 2),
     (64, 32, 8, 2),
 ]  # fmt: skip
 TALL: list[latent.Shape] = [(64, 32, 8, 2), (64, 32, 8, 3), (64, 64, 8, 1), (64, 64, 8, 2)]
+TALL_EIGHT: list[latent.Shape] = [(32, 32, 8, 2), (32, 64, 8, 2), (32, 32, 4, 2), (64, 64, 8, 1), (64, 64, 8, 2)]
 OF_CHUNKS: list[latent_chunks.Tile] = [
     (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (128, 64, 4, 2),
 ]  # fmt: skip
@@ -55,6 +58,16 @@ OF_CHUNKS: list[latent_chunks.Tile] = [
 class Model:
     heads: int
     sizes: LatentSizes
+    eight: bool = False
+
+    @property
+    def form(self) -> LatentForm:
+        scale = torch.full((1,), 2.0**-6, device=GPU) if self.eight else None
+        return LatentForm(self.sizes.width, self.sizes.rank, B, scale)
+
+    @property
+    def tall(self) -> list[latent.Shape]:
+        return TALL_EIGHT if self.eight else TALL
 
     @property
     def kind(self) -> AttentionKind:
@@ -73,13 +86,14 @@ class Case:
 
     def __init__(self, model: Model, step: StepInputs, blocks: int) -> None:
         self.model, self.step, s = model, step, model.sizes
-        form = LatentForm(s.width, s.rank, B)
+        form = model.form
         self.layers: list[LatentKv] = []
         for _ in range(timing.copies_of(blocks * form.block_bytes)):
             kv = form.over(torch.zeros(blocks + 1, *form.block_shape, dtype=torch.uint8, device=GPU))
             for first in range(0, blocks + 1, 4096):
-                some = kv.latent[first : first + 4096]
-                some.copy_(torch.randn(some.shape, device=GPU))
+                for part in (kv.vectors, kv.turned):
+                    some = part[first : first + 4096]
+                    some.copy_(torch.randn(some.shape, device=GPU) * (64.0 if part.dtype == E4M3 else 1.0))
             self.layers.append(kv)
         tokens = step.positions.shape[0]
         self.q = torch.randn(tokens, model.heads, s.head, device=GPU, dtype=B)
@@ -177,13 +191,13 @@ class Table:
                       f"{more}", flush=True)  # fmt: skip
 
 
-def time_rows(table: Table, name: str, counts: Sequence[int], contexts: Sequence[int]) -> None:
-    model = MODELS[name]
+def time_rows(table: Table, name: str, model: Model, counts: Sequence[int], contexts: Sequence[int]) -> None:
     for context in contexts:
         for count in counts:
             case = Case(model, *rows_step(count, context))
             pairs = count * context * model.heads
-            size = count * (context * model.sizes.width + model.heads * (model.sizes.width + model.sizes.rank)) * 2.0
+            size = count * model.heads * (model.sizes.width + model.sizes.rank) * 2.0
+            size += count * context * model.form.block_bytes / 16
             told = f"{name} rows {count} x {context}"
             flops = 2.0 * pairs * model.sizes.absorbed_pair
             table.sweep(told, case.vectors_calls, latent, "_rows_shape", OF_ROWS, flops, size)
@@ -191,20 +205,19 @@ def time_rows(table: Table, name: str, counts: Sequence[int], contexts: Sequence
             table.sweep(f"{told}, with products", case.calls, latent, "_rows_shape", OF_ROWS[:1], flops, size)
 
 
-def time_groups(table: Table, name: str) -> None:
-    model, rows = MODELS[name], GROUPS * MEMBERS
+def time_groups(table: Table, name: str, model: Model) -> None:
+    rows = GROUPS * MEMBERS
     flops = 2.0 * rows * model.heads * (SHARED + OWN) * model.sizes.absorbed_pair
     told = f"{name} {GROUPS} x {MEMBERS} rows"
     alone = Case(model, *groups_step(False))
     table.sweep(f"{told}, alone", alone.vectors_calls, latent, "_rows_shape", OF_ROWS, flops)
     del alone
     grouped = Case(model, *groups_step(True))
-    table.sweep(f"{told}, in groups, prefix", grouped.vectors_calls, latent, "_tall_shape", TALL, flops)
+    table.sweep(f"{told}, in groups, prefix", grouped.vectors_calls, latent, "_tall_shape", model.tall, flops)
     table.sweep(f"{told}, in groups, own", grouped.vectors_calls, latent, "_rows_shape", OF_ROWS, flops)
 
 
-def time_prompts(table: Table, name: str, asked: Sequence[str]) -> None:
-    model = MODELS[name]
+def time_prompts(table: Table, name: str, model: Model, asked: Sequence[str]) -> None:
     s = model.sizes
     for each in asked:
         shape, _, before = each.partition("+")
@@ -216,7 +229,7 @@ def time_prompts(table: Table, name: str, asked: Sequence[str]) -> None:
         fewer = chunks.expands(s, 1)
         flops = 2.0 * model.heads * (seen.tokens * s.expansion + seen.pairs * s.absorbed_pair)
         more = "" if fewer else "fewer"
-        table.sweep(f"{told}, absorbed", case.calls, latent, "_tall_shape", TALL, flops, more=more)
+        table.sweep(f"{told}, absorbed", case.calls, latent, "_tall_shape", model.tall, flops, more=more)
         wide = replace(chunks, seen=ChunkSight(seen.tokens, seen.stored, 1 << 60))  # made whatever it costs
         case.step = replace(step, prefill=wide)
         flops = 2.0 * model.heads * (seen.stored * s.expansion + seen.pairs * s.expanded_pair)
@@ -231,7 +244,8 @@ def time_prompts(table: Table, name: str, asked: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*MODELS])
-    parser.add_argument("--only", nargs="*", default=["rows", "groups", "prompts"])
+    parser.add_argument("--only", nargs="*", default=PARTS, choices=PARTS)
+    parser.add_argument("--eight", action="store_true", help="vectors in eight bits")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 128, 1000])
     parser.add_argument("--contexts", type=int, nargs="*", default=[512, 2048, 8192])
     lengths = [f"1x{tokens}" for tokens in (64, 128, 256, 512, 1024, 4096, 8192)]
@@ -244,12 +258,13 @@ def main() -> None:
         print(f"copy {table.copy / 1e9:,.0f} GB/s", flush=True)
     with torch.inference_mode():
         for name in asked.models:
+            model = replace(MODELS[name], eight=asked.eight)
             if "rows" in asked.only:
-                time_rows(table, name, asked.rows, asked.contexts)
+                time_rows(table, name, model, asked.rows, asked.contexts)
             if "groups" in asked.only:
-                time_groups(table, name)
+                time_groups(table, name, model)
             if "prompts" in asked.only:
-                time_prompts(table, name, asked.prompts)
+                time_prompts(table, name, model, asked.prompts)
 
 
 if __name__ == "__main__":

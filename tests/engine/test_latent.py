@@ -11,6 +11,8 @@ from ranks_together import Together, met
 from sample_drive import Samples, drive, drive_each_alone, over, requests
 
 from penstock.engine.engine import Engine
+from penstock.execute.kv_fit import fit_kv
+from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.reference import latent as column
 from penstock.kernels.state_forms import LatentForm
@@ -74,7 +76,20 @@ def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path, expan
         runner.close()
 
 
+def test_in_eight_bits_samples_are_what_they_are_alone(expanded: list[int]) -> None:
+    """Grouped, forked, in chunks of both forms, preempted."""
+    alone = drive_each_alone(tiny_runner(**MODEL, kv_dtype="fp8"))
+    runner = tiny_runner(**MODEL, kv_dtype="fp8", blocks=60, max_batched_tokens=24)
+    assert all(form.values == E4M3 for form in runner._model.paged_forms)
+    engine, threads = over(runner, steps_ahead=1, preempt_every=7, prefix_groups="always")
+    assert drive(engine, requests(), threads, together=4) == alone
+    runner.close()
+
+
 def test_memory_counts_one_vector_a_token() -> None:
     model = tiny_model(**MODEL)
     assert all(isinstance(form, LatentForm) for form in model.paged_forms)
     assert [form.block_bytes for form in model.paged_forms] == [(24 + 8) * 4 * 16] * 2
+    fit_kv(model, "fp8", model.ops)
+    assert [form.block_bytes for form in model.paged_forms] == [(24 + 8 * 4) * 16] * 2
+    assert model.kv_share == (24 + 32) / 128

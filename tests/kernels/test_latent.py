@@ -14,6 +14,7 @@ from kernels_naive import make_case
 from latent_cases import LatentCase, of_latents, right
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import ChunkSight, PrefillInputs
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.reference import attention as planned_plain
@@ -21,6 +22,7 @@ from penstock.kernels.reference import latent as plain
 from penstock.kernels.triton import attention as planned
 from penstock.kernels.triton import latent as triton
 from penstock.kernels.triton import latent_chunks
+from penstock.kernels.triton import latent_store as triton_store
 
 pytestmark = pytest.mark.torch
 
@@ -50,10 +52,10 @@ def _answers(step: LatentCase, column: int, expand_tokens: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_what_heads_see(name: str, sizes: LatentSizes) -> None:
+@pytest.mark.parametrize(("sizes", "eight"), [(SIZES[0], False), (SIZES[1], False), (SIZES[0], True)], ids=str)
+def test_what_heads_see(name: str, sizes: LatentSizes, eight: bool) -> None:
     shape = {"heads": 4, "kv_heads": 1, "width": 16} | CASES[name] | {"kv_heads": 1, "width": 16}
-    step = of_latents(make_case(**shape), sizes)
+    step = of_latents(make_case(**shape), sizes, eight=eight)
     if step.case.inputs.decode is not None:
         step.case = of_columns(step.case)
     wanted = right(step)
@@ -71,12 +73,12 @@ EXPANDED = {
 
 @pytest.mark.parametrize("room", [None, 2], ids=["all heads at once", "two"])
 @pytest.mark.parametrize("name", EXPANDED)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(("sizes", "eight"), [(SIZES[0], True), (SIZES[1], False)], ids=str)
 def test_keys_and_values_that_are_made(
-    name: str, sizes: LatentSizes, room: int | None, monkeypatch: pytest.MonkeyPatch
+    name: str, sizes: LatentSizes, eight: bool, room: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = EXPANDED[name]
-    step = of_latents(make_case(heads=5, kv_heads=1, width=16, **shape), sizes)
+    step = of_latents(make_case(heads=5, kv_heads=1, width=16, **shape), sizes, eight=eight)
     monkeypatch.setattr(LatentSizes, "expands", lambda *_: True)
     if room is not None:
         each = step.case.inputs.prefill.seen.stored * (sizes.still + sizes.value)
@@ -112,17 +114,19 @@ def test_when_they_are_made() -> None:
     assert not chunks((300, 0)).expands(narrow, 1), "keys and values are wider than what they are made of"
 
 
-@pytest.mark.parametrize("column", [plain, triton], ids=["reference", "triton"])
-def test_what_is_stored(column: Any) -> None:
-    sizes = LatentSizes(rank=32, turning=8, still=12, value=20)
-    step = of_latents(make_case(**MIXED, heads=4, kv_heads=1, width=16), sizes)
+@pytest.mark.parametrize("eight", [False, True], ids=["plain", "eight bits"])
+@pytest.mark.parametrize("column", [plain, triton_store], ids=["reference", "triton"])
+def test_what_is_stored(column: Any, eight: bool) -> None:
+    step = of_latents(make_case(**MIXED, heads=4, kv_heads=1, width=16), SIZES[0], eight=eight)
     case, kv, kind = step.case, step.kv, step.kind
     inputs, draw = case.inputs, torch.Generator().manual_seed(4)
     angles = torch.rand(1024, 4, generator=draw) * 6
     cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
     tokens = len(case.positions)
     given, q = torch.randn(tokens, 40, generator=draw), torch.randn(tokens, 4, 20, generator=draw)
-    norm, before, asked = torch.rand(32, generator=draw) + 0.5, kv.latent.clone(), q.clone()
+    norm, every = torch.rand(32, generator=draw) + 0.5, torch.arange(len(kv.latent))
+    norm *= 40 if eight else 1  # some are beyond 448 * 0.125
+    wanted, asked = kv.worth(every), q.clone()
     plan = (planned_plain if column is plain else planned).plan(inputs, kind, cos_sin, torch.float32)
     column.latent_store(given, q, norm, 1e-6, cos_sin, inputs, kv, plan)
 
@@ -133,9 +137,9 @@ def test_what_is_stored(column: Any) -> None:
 
     for token, slot in enumerate(inputs.slots.tolist()):
         vector = given[token, :32] / (given[token, :32].square().mean() + 1e-6).sqrt() * norm
-        stored = torch.cat((vector, turned(given[token, 32:], case.positions[token])))
-        torch.testing.assert_close(kv.latent.view(-1, 40)[slot], stored, rtol=1e-5, atol=1e-5)
-        before.view(-1, 40)[slot] = stored
+        if kv.scale is not None:
+            vector = (vector / kv.scale).clamp(-448, 448).to(E4M3).float() * kv.scale
+        wanted.view(-1, 40)[slot] = torch.cat((vector, turned(given[token, 32:], case.positions[token])))
         torch.testing.assert_close(q[token, :, 12:], turned(asked[token, :, 12:], case.positions[token]))
-    torch.testing.assert_close(kv.latent, before, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kv.worth(every), wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(q[:, :, :12], asked[:, :, :12])

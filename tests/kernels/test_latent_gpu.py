@@ -3,13 +3,11 @@ split, chunks in both forms."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from attention_cases import drawn, of_columns, on, some
 from kernels_naive import make_case
-from latent_cases import LatentCase, of_latents, right
+from latent_cases import LatentCase, kv_on, of_latents, right
 
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.triton import latent_chunks
@@ -28,7 +26,7 @@ NEVER = 1 << 40
 
 def _check(step: LatentCase, tokens: list[int], expand_tokens: int) -> None:
     dtype, wanted = step.case.q.dtype, right(step, tokens, "cuda")
-    moved, kv = on(step.case, "cuda"), replace(step.kv, latent=step.kv.latent.cuda())
+    moved, kv = on(step.case, "cuda"), kv_on(step.kv, "cuda")
     cos_sin = torch.zeros(2048, 2, 32, device="cuda")
     inputs, kind = moved.inputs, step.kind
     planned = plan(inputs, kind, cos_sin, dtype)
@@ -40,9 +38,10 @@ def _check(step: LatentCase, tokens: list[int], expand_tokens: int) -> None:
 
 @pytest.mark.parametrize("dtype", MOST_OFF, ids=str)
 @pytest.mark.parametrize(("heads", "of"), [(16, "deepseek"), (20, "glm"), (64, "deepseek"), (128, "deepseek")])
+@pytest.mark.parametrize("eight", [False, True], ids=["plain", "eight bits"])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_heads_see(seed: int, heads: int, of: str, dtype: torch.dtype) -> None:
-    step = of_latents(drawn(seed, heads=heads, kv_heads=1, width=16), SIZES[of], dtype)
+def test_what_heads_see(seed: int, eight: bool, heads: int, of: str, dtype: torch.dtype) -> None:
+    step = of_latents(drawn(seed, heads=heads, kv_heads=1, width=16), SIZES[of], dtype, eight)
     step.case = of_columns(step.case)
     _check(step, some(step.case, 60), NEVER)
 
@@ -57,13 +56,13 @@ CHUNKS = {
 @pytest.mark.parametrize("dtype", MOST_OFF, ids=str)
 @pytest.mark.parametrize("room", [2**28, 2**23])
 @pytest.mark.parametrize("name", CHUNKS)
-@pytest.mark.parametrize(("heads", "of"), [(16, "deepseek"), (5, "glm")])
+@pytest.mark.parametrize(("heads", "of", "eight"), [(16, "deepseek", False), (5, "glm", False), (16, "deepseek", True)])
 def test_keys_and_values_that_are_made(
-    heads: int, of: str, name: str, room: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    heads: int, of: str, eight: bool, name: str, room: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """room: of all heads, or of some after the others."""
     monkeypatch.setattr(latent_chunks, "ROOM", room)
     monkeypatch.setattr(latent_chunks, "AT_ONCE", 1000)
     monkeypatch.setattr(LatentSizes, "expands", lambda *_: True)
-    step = of_latents(make_case(heads=heads, kv_heads=1, width=16, **CHUNKS[name]), SIZES[of], dtype)
+    step = of_latents(make_case(heads=heads, kv_heads=1, width=16, **CHUNKS[name]), SIZES[of], dtype, eight)
     _check(step, some(step.case, 60), 1)

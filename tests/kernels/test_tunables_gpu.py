@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from attention_cases import on, some, want
 from kernels_naive import assert_close, attend, make_case
-from latent_cases import of_latents
+from latent_cases import kv_on, of_latents
 from torch import Tensor
 
 from penstock.kernels.choose import choose
@@ -53,7 +51,7 @@ def test_a_value_changes_no_answer(tunable: Tunable, value: int) -> None:
         for tokens in (40, 100, 200, 300, 700, 1100):
             case = make_case([33], chunks=[(0, tokens)], heads=16, kv_heads=1, width=16)
             step = of_latents(case, LatentSizes(rank=512, turning=64, still=128, value=128), BF16)
-            there, kv, up = on(step.case, "cuda"), replace(step.kv, latent=step.kv.latent.cuda()), step.up.cuda()
+            there, kv, up = on(step.case, "cuda"), kv_on(step.kv, "cuda"), step.up.cuda()
             expected, found = (
                 ops.latent_attention(
                     there.q, up, kv, there.inputs, step.kind, ops.plan(there.inputs, step.kind, there.q, BF16)

@@ -68,7 +68,7 @@ class LatentStore(Protocol):
     given `[T, rank + turning]`: a latent vector before its norm, and the key that all heads share, which turns; q
     `[T, H, still + turning]`, of which the last `turning` are turned in place; norm `[rank]`. cos_sin
     `[max_pos, 2, turning / 2]` float32; the two halves turn together. plan: what `plan` gave.
-    At `inputs.slots` lie the normed vector and the turned key, one behind the other.
+    At `inputs.slots` lie the normed vector, in eight bits where `kv` has a scale, and the turned key.
     """
 
     def __call__(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.latent import EXPAND_TOKENS, LatentSizes
 from penstock.kernels.reference.attention import KindPlan, attention
@@ -40,7 +41,13 @@ def latent_store(
     rotate(both.unflatten(2, (2, turning // 2)), rotary)
     q[..., q.shape[2] - turning :] = both[:, :-1]
     vectors[:, rank:] = both[:, -1]
-    kv.latent.view(-1, kv.latent.shape[2])[inputs.slots] = vectors
+    if kv.scale is None or kv.beside is None:
+        kv.latent.view(-1, kv.latent.shape[2])[inputs.slots] = vectors
+        return
+    block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
+    eight = (vectors[:, :rank].float() * kv.scale.reciprocal()).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3)
+    kv.latent.view(torch.uint8)[block, offset] = eight.view(torch.uint8)
+    kv.beside[block, offset] = vectors[:, rank:]
 
 
 def latent_attention(
@@ -78,7 +85,7 @@ def _expanded(
 ) -> None:  # fmt: skip
     """A chunk's q [n, H, still + turning] over keys and values of the vectors of `table` [blocks], into out
     [n, H, value]: a few heads at a time, as many as EXPANDED_AT_ONCE numbers have room for."""
-    vectors = kv.latent[table].flatten(0, 1)
+    vectors = kv.worth(table).flatten(0, 1).to(q.dtype)
     turned, each = vectors[:, sizes.rank :], sizes.still + sizes.value
     at_once = max(1, EXPANDED_AT_ONCE // (vectors.shape[0] * each))
     for first in range(0, kind.heads, at_once):

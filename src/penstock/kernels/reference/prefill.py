@@ -49,7 +49,11 @@ def _chunk(
     length, window = context + q.shape[0], kind.window
     begin = 0 if window is None else max(0, context - window + 1) // BLOCK_SIZE
     table = table[begin : -(-length // BLOCK_SIZE)]
-    keys, values = (take_blocks(part, table).transpose(0, 1).flatten(1, 2) for part in (kv.keys, kv.values))
+    if isinstance(kv, LatentKv):
+        keys = kv.worth(table).flatten(0, 1)[None]
+        values = keys[..., : kv.value_width]
+    else:
+        keys, values = (take_blocks(part, table).transpose(0, 1).flatten(1, 2) for part in (kv.keys, kv.values))
     attend_keys(q, keys, values, context, kind, out, begin * BLOCK_SIZE, kv.scales, sinks)
 
 

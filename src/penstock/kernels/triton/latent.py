@@ -43,21 +43,42 @@ def _queries(
 
 
 @triton.jit
+def _with_eight(still, turned, scale, of_eight, EIGHT: tl.constexpr):
+    """Queries as they are multiplied by what is stored, the scale of their scores, and that of answers. Vectors in
+    eight bits are widened to float16, as `flash_loop.with_eight` has it: queries, which are 4 powers of two smaller,
+    have the vectors' scale in them."""
+    of_answer = 1.0
+    if EIGHT:
+        of_answer = tl.load(of_eight)
+        if still.dtype == tl.float32:
+            still *= of_answer
+        else:
+            still = (still.to(tl.float32) * (of_answer * 0.0625)).to(tl.float16)
+            turned, scale = (turned * 0.0625).to(turned.dtype), scale * 16
+    return still, turned, scale, of_answer
+
+
+@triton.jit
 def _walk(
-    still, turned, state_max, state_sum, mixed, vectors, table, begin, end, position, scale, stride_block,
-    TOKENS: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr,
-    TURNING_PAD: tl.constexpr, PRECISION: tl.constexpr,
+    still, turned, state_max, state_sum, mixed, vectors, beside, table, begin, end, position, scale, stride_block,
+    stride_beside, EIGHT: tl.constexpr, TOKENS: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`flash_loop.walk` over vectors, from a block's first token on. A second walk without masks, over what every query
     sees, would take registers for both: 848 bytes of a thread's lie in memory then, of eight warps."""
     token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD), tl.arange(0, TURNING_PAD)
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # numbers between tokens
+    BESIDE: tl.constexpr = TURNING if EIGHT else FROM
     for at in range(begin, end, TOKENS):
         where = at + token
         stored = where < end
         block = tl.load(table + where // 16, mask=stored, other=0).to(tl.int64)
-        cell = vectors + block * stride_block + where % 16 * (RANK + TURNING)
+        cell = vectors + block * stride_block + where % 16 * FROM
         vector = tl.load(cell[:, None] + lane[None, :], mask=stored[:, None] & (lane < RANK)[None, :], other=0.0)
-        key = tl.load(cell[:, None] + RANK + turn[None, :], mask=stored[:, None] & (turn < TURNING)[None, :], other=0.0)
+        keys = beside + block * stride_beside + where % 16 * BESIDE
+        key = tl.load(keys[:, None] + turn[None, :], mask=stored[:, None] & (turn < TURNING)[None, :], other=0.0)
+        if EIGHT:
+            vector = vector.to(still.dtype)
         scores = tl.dot(turned, tl.trans(key), input_precision=PRECISION)
         scores = tl.dot(still, tl.trans(vector), scores, input_precision=PRECISION)
         scores = tl.where(stored[None, :] & (where[None, :] <= position[:, None]), scores, -1e30)
@@ -75,13 +96,15 @@ def _walk(
     do_not_specialize_on_alignment=["start", "blocks", "length"],
 )
 def _prefix(
-    q, vectors, answer, lse, start, blocks, length, groups, splits, scale, stride_q, stride_block, stride_blocks,
-    HEADS: tl.constexpr, HELD: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
+    q, vectors, beside, of_eight, answer, lse, start, blocks, length, groups, splits, scale, stride_q, stride_block,
+    stride_beside, stride_blocks, EIGHT: tl.constexpr, HEADS: tl.constexpr, HELD: tl.constexpr,
+    QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
     RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
     PART_TOKENS: tl.constexpr, PART_TILE: tl.constexpr, EACH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Leaves the answer over each part of a group's prefix [S, H, splits, RANK] and its log-sum-exp [S, H, splits].
-    PARTS: programs that take the heads of a tile."""
+    """Leaves the answer over each part of a group's prefix [S, H, splits, RANK], the scale of eight bits left out, and
+    its log-sum-exp [S, H, splits]. vectors, beside: LatentKv's, of_eight its scale where EIGHT. PARTS: programs that
+    take the heads of a tile."""
     part = tl.program_id(0) % PARTS
     group, row = owner(start, groups, tl.program_id(0) // PARTS, QUERIES // HELD, EACH)
     row_end, whole = tl.load(start + group + 1), tl.load(length + group)
@@ -93,12 +116,13 @@ def _prefix(
         member, head, valid, still, turned = _queries(
             q, row, row_end, part, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD, TURNING_PAD
         )
+        still, turned, scale, _ = _with_eight(still, turned, scale, of_eight, EIGHT)
         state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
         last = tl.full([QUERIES], 2**30, tl.int32)
         table = blocks + group.to(tl.int64) * stride_blocks
         state_max, state_sum, mixed = _walk(
-            still, turned, state_max, state_sum, mixed, vectors, table, begin, end, last, scale, stride_block,
-            TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+            still, turned, state_max, state_sum, mixed, vectors, beside, table, begin, end, last, scale, stride_block,
+            stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
         )  # fmt: skip
         lane = tl.arange(0, RANK_PAD)
         place = (member.to(tl.int64) * HEADS + head) * splits + split
@@ -112,8 +136,9 @@ def _prefix(
     do_not_specialize_on_alignment=["rows", "blocks", "position", "skip"],
 )
 def _own(
-    q, vectors, out, answer, lse, part, part_lse, blocks, rows, position, skip, capacity, scale, splits, split_tokens,
-    prefix_splits, stride_q, stride_block, stride_blocks, HEADS: tl.constexpr, HELD: tl.constexpr,
+    q, vectors, beside, of_eight, out, answer, lse, part, part_lse, blocks, rows, position, skip, capacity, scale,
+    splits, split_tokens, prefix_splits, stride_q, stride_block, stride_beside, stride_blocks, EIGHT: tl.constexpr,
+    HEADS: tl.constexpr, HELD: tl.constexpr,
     QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr,
     TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr, SKIPS: tl.constexpr,
     PREFIX_PARTS: tl.constexpr, PART_TOKENS: tl.constexpr, PART_TILE: tl.constexpr, SPLIT: tl.constexpr,
@@ -136,6 +161,7 @@ def _own(
             q, item.to(tl.int32), item.to(tl.int32) + 1, heads, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD,
             TURNING_PAD,
         )  # fmt: skip
+        still, turned, scale, of_answer = _with_eight(still, turned, scale, of_eight, EIGHT)
         lane = tl.arange(0, RANK_PAD)
         there = valid[:, None] & (lane < RANK)[None, :]
         state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
@@ -158,10 +184,12 @@ def _own(
         table = blocks + row * stride_blocks
         everything = tl.full([QUERIES], 2**30, tl.int32)
         state_max, state_sum, mixed = _walk(
-            still, turned, state_max, state_sum, mixed, vectors, table, begin, last, everything, scale, stride_block,
-            TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+            still, turned, state_max, state_sum, mixed, vectors, beside, table, begin, last, everything, scale,
+            stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
         )  # fmt: skip
         mixed /= state_sum[:, None]
+        if EIGHT:
+            mixed *= of_answer
         if alone:
             to = out + (item * HEADS + head)[:, None] * RANK + lane[None, :]
             tl.store(to, mixed.to(out.dtype.element_ty), mask=there)
@@ -176,8 +204,9 @@ def _own(
     do_not_specialize_on_alignment=["start", "context", "blocks"],
 )
 def _prefill(
-    q, vectors, out, start, context, blocks, chunks, tiles, scale, stride_q, stride_block, stride_blocks,
-    HEADS: tl.constexpr, HELD: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
+    q, vectors, beside, of_eight, out, start, context, blocks, chunks, tiles, scale, stride_q, stride_block,
+    stride_beside, stride_blocks, EIGHT: tl.constexpr, HEADS: tl.constexpr, HELD: tl.constexpr,
+    QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
     RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -194,62 +223,19 @@ def _prefill(
         lowest = ahead + row - chunk_start
         end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
         position = tl.minimum(lowest + member - row, end - 1)
+        still, turned, scale, of_answer = _with_eight(still, turned, scale, of_eight, EIGHT)
         state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
         table = blocks + chunk.to(tl.int64) * stride_blocks
         state_max, state_sum, mixed = _walk(
-            still, turned, state_max, state_sum, mixed, vectors, table, 0, end, position, scale, stride_block, TOKENS,
-            RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+            still, turned, state_max, state_sum, mixed, vectors, beside, table, 0, end, position, scale, stride_block,
+            stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
         )  # fmt: skip
         lane = tl.arange(0, RANK_PAD)
         to = out + (member.to(tl.int64) * HEADS + head)[:, None] * RANK + lane[None, :]
         mixed /= state_sum[:, None]
+        if EIGHT:
+            mixed *= of_answer
         tl.store(to, mixed.to(out.dtype.element_ty), mask=valid[:, None] & (lane < RANK)[None, :])
-
-
-@triton.jit
-def _store(
-    given, q, norm, vectors, slots, positions, cos_sin, eps, stride_given, stride_q, stride_block,
-    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, STILL: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
-    HALF: tl.constexpr, HALF_PAD: tl.constexpr,
-):  # fmt: skip
-    """A program a token: its vector is normed and stored, its key and the queries of all heads are turned."""
-    token = tl.program_id(0).to(tl.int64)
-    slot, position = tl.load(slots + token).to(tl.int64), tl.load(positions + token).to(tl.int64)
-    to = vectors + slot // 16 * stride_block + slot % 16 * (RANK + 2 * HALF)
-    dtype: tl.constexpr = given.dtype.element_ty
-    lane, half = tl.arange(0, RANK_PAD), tl.arange(0, HALF_PAD)
-    inside, there = lane < RANK, half < HALF
-    full = tl.load(given + token * stride_given + lane, mask=inside, other=0.0).to(tl.float32)
-    normed = (full * tl.rsqrt(tl.sum(full * full, 0) / RANK + eps)).to(dtype).to(tl.float32)
-    normed *= tl.load(norm + lane, mask=inside, other=0.0).to(tl.float32)
-    tl.store(to + lane, normed.to(vectors.dtype.element_ty), mask=inside)
-    cos = tl.load(cos_sin + position * (2 * HALF) + half, mask=there, other=1.0)
-    sin = tl.load(cos_sin + position * (2 * HALF) + HALF + half, mask=there, other=0.0)
-    key = given + token * stride_given + RANK + half
-    a, b = tl.load(key, mask=there, other=0.0).to(tl.float32), tl.load(key + HALF, mask=there, other=0.0).to(tl.float32)
-    tl.store(to + RANK + half, (a * cos - b * sin).to(dtype), mask=there)
-    tl.store(to + RANK + HALF + half, (b * cos + a * sin).to(dtype), mask=there)
-    head = tl.arange(0, HEADS_PAD)[:, None]
-    cell = q + token * stride_q + head * (STILL + 2 * HALF) + STILL + half[None, :]
-    of_head = (head < HEADS) & there[None, :]
-    a = tl.load(cell, mask=of_head, other=0.0).to(tl.float32)
-    b = tl.load(cell + HALF, mask=of_head, other=0.0).to(tl.float32)
-    tl.store(cell, (a * cos[None, :] - b * sin[None, :]).to(dtype), mask=of_head)
-    tl.store(cell + HALF, (b * cos[None, :] + a * sin[None, :]).to(dtype), mask=of_head)
-
-
-def latent_store(
-    given: Tensor, q: Tensor, norm: Tensor, eps: float, cos_sin: Tensor, inputs: StepInputs, kv: LatentKv, plan: object
-) -> None:
-    """given [T, rank + turning], q [T, H, still + turning], turned in place. The contract is `ops.LatentStore`."""
-    (tokens, heads, width), rank, turning = q.shape, norm.shape[0], given.shape[1] - norm.shape[0]
-    assert q.stride()[1:] == (width, 1) and given.stride(1) == 1
-    if tokens:
-        _store[(tokens,)](
-            given, q, norm, kv.latent, inputs.slots, inputs.positions, cos_sin, eps, given.stride(0), q.stride(0),
-            kv.latent.stride(0), HEADS=heads, HEADS_PAD=next_power_of_2(heads), STILL=width - turning, RANK=rank,
-            RANK_PAD=next_power_of_2(rank), HALF=turning // 2, HALF_PAD=next_power_of_2(turning // 2), num_warps=4,
-        )  # fmt: skip
 
 
 def latent_attention(
@@ -291,13 +277,13 @@ def attend_vectors(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionK
         _attend_rows(q[:rows], kv, decode, kind, plan, out[:rows])
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
-        count, shape = chunks.context.shape[0], _tall_shape(q.dtype)
+        count, shape = chunks.context.shape[0], _tall_shape(q.dtype, kv)
         held, queries = _tile(kind.heads, shape)
         tiles = (q.shape[0] - rows) // (queries // held) + count
         parts = cdiv(kind.heads, held)
         _prefill[(tiles * parts,)](
-            q[rows:], kv.latent, out[rows:], chunks.start, chunks.context, chunks.block_table, count, tiles,
-            kind.scale * LOG2_E, q.stride(0), kv.latent.stride(0), chunks.block_table.stride(0), HEADS=kind.heads,
+            q[rows:], *_stored(kv, out), out[rows:], chunks.start, chunks.context, chunks.block_table, count, tiles,
+            kind.scale * LOG2_E, q.stride(0), *_strides(kv), chunks.block_table.stride(0), HEADS=kind.heads,
             HELD=held, QUERIES=queries, **_widths(kv), PARTS=parts, **_how(q, shape),
         )  # fmt: skip
     return out
@@ -307,13 +293,13 @@ def _attend_prefixes(q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: Attent
     groups, state = decode.groups, plan.prefix
     if groups is None or state is None:
         return
-    count, shape = groups.length.shape[0], _tall_shape(q.dtype)
+    count, shape = groups.length.shape[0], _tall_shape(q.dtype, kv)
     held, queries = _tile(kind.heads, shape)
     tiles, parts = q.shape[0] // (queries // held) + count, cdiv(kind.heads, held)
     _prefix[(tiles * parts, state.splits)](
-        q, kv.latent, state.answer, state.lse, groups.start, groups.blocks, groups.length, count, state.splits,
-        kind.scale * LOG2_E, q.stride(0), kv.latent.stride(0), groups.blocks.stride(0), HEADS=kind.heads, HELD=held,
-        QUERIES=queries, **_widths(kv), PARTS=parts, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE, EACH=EACH,
+        q, *_stored(kv, state.lse), state.answer, state.lse, groups.start, groups.blocks, groups.length, count,
+        state.splits, kind.scale * LOG2_E, q.stride(0), *_strides(kv), groups.blocks.stride(0), HEADS=kind.heads,
+        HELD=held, QUERIES=queries, **_widths(kv), PARTS=parts, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE, EACH=EACH,
         **_how(q, shape),
     )  # fmt: skip
 
@@ -322,7 +308,7 @@ def _attend_rows(
     q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: AttentionKind, plan: KindPlan, out: Tensor
 ) -> None:
     count, heads, rank, state = q.shape[0], kind.heads, kv.value_width, plan.prefix
-    shape = _rows_shape(q.dtype)
+    shape = _rows_shape(q.dtype, kv)
     held = min(shape[0], next_power_of_2(heads))
     parts = cdiv(heads, held)
     splits, split_tokens = splits_of(count * parts, decode.max_own, FEW_PROGRAMS)
@@ -335,8 +321,8 @@ def _attend_rows(
     step = (decode.position, decode.skip if skips else decode.rows)
     capacity = decode.table.shape[1] * 16
     _own[(count * parts, splits)](
-        q, kv.latent, out, answer, lse, part, part_lse, decode.table, decode.rows, *step, capacity,
-        kind.scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), kv.latent.stride(0),
+        q, *_stored(kv, out), out, answer, lse, part, part_lse, decode.table, decode.rows, *step, capacity,
+        kind.scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), *_strides(kv),
         decode.table.stride(0), HEADS=heads, HELD=held, QUERIES=shape[0], **_widths(kv), PARTS=parts, SKIPS=skips,
         PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE,
         SPLIT=splits > 1, **_how(q, shape),
@@ -355,20 +341,33 @@ def _tile(heads: int, shape: Shape) -> tuple[int, int]:
     return held, max(tall, next_power_of_2(held))
 
 
-def _rows_shape(dtype: torch.dtype) -> Shape:
+def _rows_shape(dtype: torch.dtype, kv: LatentKv) -> Shape:
     """Returns the shape of a program of a decode row, whose queries are heads."""
     return (16, 16, 8, 1) if dtype == torch.float32 else (16, 32, 8, 2)
 
 
-def _tall_shape(dtype: torch.dtype) -> Shape:
-    """Returns that of a program of a prefix or a chunk: what its shared memory holds beside its queries."""
-    return (64, 16, 8, 1) if dtype == torch.float32 else (64, 32, 8, 2)
+def _tall_shape(dtype: torch.dtype, kv: LatentKv) -> Shape:
+    """Returns that of a program of a prefix or a chunk: what its shared memory holds beside its queries. Eight bits are
+    widened in registers: 64 queries, for which Hopper has products of a warp group, would spill 432 bytes of a thread,
+    and 32 tokens be a right side of too few columns for those (delta_chunks.LEAST)."""
+    if dtype == torch.float32:
+        return 64, 16, 8, 1
+    return (64, 32, 8, 2) if kv.scale is None else (32, 32, 8, 2)
+
+
+def _stored(kv: LatentKv, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns vectors, what lies beside them, and the scale. nothing: stands for one that isn't read."""
+    return kv.latent, kv.turned, nothing if kv.scale is None else kv.scale
+
+
+def _strides(kv: LatentKv) -> tuple[int, int]:
+    return kv.latent.stride(0), kv.turned.stride(0)
 
 
 def _widths(kv: LatentKv) -> dict[str, int]:
-    rank, turning = kv.value_width, kv.latent.shape[2] - kv.value_width
+    rank, turning = kv.value_width, kv.turned.shape[2]
     pads = {"RANK_PAD": max(16, next_power_of_2(rank)), "TURNING_PAD": max(16, next_power_of_2(turning))}
-    return {"RANK": rank, "TURNING": turning, **pads}
+    return {"EIGHT": kv.scale is not None, "RANK": rank, "TURNING": turning, **pads}
 
 
 def _how(q: Tensor, shape: Shape) -> dict[str, object]:

@@ -60,18 +60,24 @@ class ChunkRoom:
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["slots", "turned"])
 def _gather(
-    stored, slots, vectors, turned, count, stride_block, RANK: tl.constexpr, TURNING: tl.constexpr,
-    RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, VECTORS: tl.constexpr,
+    stored, beside, of_eight, slots, vectors, turned, count, stride_block, stride_beside, EIGHT: tl.constexpr,
+    RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr,
+    VECTORS: tl.constexpr,
 ):  # fmt: skip
-    """[count] vectors at their slots -> [count, RANK], [count, TURNING]."""
+    """[count] vectors at their slots -> [count, RANK], [count, TURNING]. stored, beside: LatentKv's, of_eight its scale
+    where EIGHT."""
     at = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     slot = tl.load(slots + at, mask=at < count, other=0)
     lane, turn = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, TURNING_PAD)[None, :]
-    cell = (stored + slot // 16 * stride_block + slot % 16 * (RANK + TURNING))[:, None]
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # numbers between tokens
+    cell = (stored + slot // 16 * stride_block + slot % 16 * FROM)[:, None]
+    keys = (beside + slot // 16 * stride_beside + slot % 16 * (TURNING if EIGHT else FROM))[:, None]
     there, to = (at < count)[:, None], at.to(tl.int64)[:, None]
     vector = tl.load(cell + lane, mask=there & (lane < RANK))
+    if EIGHT:
+        vector = (vector.to(tl.float32) * tl.load(of_eight)).to(vectors.dtype.element_ty)
     tl.store(vectors + to * RANK + lane, vector, mask=there & (lane < RANK))
-    key = tl.load(cell + RANK + turn, mask=there & (turn < TURNING))
+    key = tl.load(keys + turn, mask=there & (turn < TURNING))
     tl.store(turned + to * TURNING + turn, key, mask=there & (turn < TURNING))
 
 
@@ -205,9 +211,11 @@ def attend_expanded(
         for begin in range(0, seen, AT_ONCE):
             last = min(begin + AT_ONCE, seen)
             _gather[(cdiv(last - begin, _GATHERED),)](
-                kv.latent, room.slots[begin:last], room.vectors, room.turned[begin:last], last - begin,
-                kv.latent.stride(0), RANK=sizes.rank, TURNING=sizes.turning, RANK_PAD=next_power_of_2(sizes.rank),
-                TURNING_PAD=next_power_of_2(sizes.turning), VECTORS=_GATHERED, num_warps=4,
+                kv.latent, kv.turned, room.vectors if kv.scale is None else kv.scale, room.slots[begin:last],
+                room.vectors, room.turned[begin:last], last - begin, kv.latent.stride(0), kv.turned.stride(0),
+                EIGHT=kv.scale is not None, RANK=sizes.rank, TURNING=sizes.turning,
+                RANK_PAD=next_power_of_2(sizes.rank), TURNING_PAD=next_power_of_2(sizes.turning), VECTORS=_GATHERED,
+                num_warps=4,
             )  # fmt: skip
             torch.mm(room.vectors[: last - begin], some.flatten(0, 1).T, out=made[begin:last])
         _expanded[(tiles, some.shape[0])](

@@ -16,6 +16,7 @@ from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.reference import latent as column
 from penstock.kernels.state_forms import LatentForm
+from penstock.models.sizes import ModelSizes
 from penstock.parallel.layout import Layout
 
 pytestmark = pytest.mark.torch
@@ -93,3 +94,14 @@ def test_memory_counts_one_vector_a_token() -> None:
     fit_kv(model, "fp8", model.ops)
     assert [form.block_bytes for form in model.paged_forms] == [(24 + 8 * 4) * 16] * 2
     assert model.kv_share == (24 + 32) / 128
+
+
+def test_sizes_count_the_matrix_that_heads_have_of_their_own() -> None:
+    """Of a model without experts, whose least times are known."""
+    model = tiny_model(**MODEL | {"first_k_dense_replace": 2})
+    sizes = ModelSizes.of(model)
+    assert sizes is not None and sizes.latent == model.blocks[0].mixer.sizes
+    assert (sizes.heads, sizes.head_dim, sizes.kv_numbers) == (4, 32, 2 * 32)
+    matrices = {weight.numbers for block in model.blocks for weight in block.mixer.up.weights()}
+    plain = sum(matrix.numbers for matrix in model.blocks[0].matrices())
+    assert matrices == {4 * (12 + 16) * 24} and sizes.layer_weights == plain + 4 * (12 + 16) * 24

@@ -10,9 +10,12 @@ from kernels_naive import make_case
 from latent_cases import LatentCase, kv_on, of_latents, right
 
 from penstock.kernels.latent import LatentSizes
+from penstock.kernels.reference import attention as planned_plain
+from penstock.kernels.reference import latent as plain
 from penstock.kernels.triton import latent_chunks
 from penstock.kernels.triton.attention import plan
 from penstock.kernels.triton.latent import latent_attention
+from penstock.kernels.triton.latent_store import latent_store
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -44,6 +47,28 @@ def test_what_heads_see(seed: int, eight: bool, heads: int, of: str, dtype: torc
     step = of_latents(drawn(seed, heads=heads, kv_heads=1, width=16), SIZES[of], dtype, eight)
     step.case = of_columns(step.case)
     _check(step, some(step.case, 60), NEVER)
+
+
+@pytest.mark.parametrize("dtype", MOST_OFF, ids=str)
+@pytest.mark.parametrize("eight", [False, True], ids=["plain", "eight bits"])
+def test_what_is_stored_is_what_plain_torch_stores(eight: bool, dtype: torch.dtype) -> None:
+    sizes, draw = SIZES["deepseek"], torch.Generator().manual_seed(4)
+    step = of_latents(make_case([1, 40, 17], chunks=[(16, 90)], heads=16, kv_heads=1, width=16), sizes, dtype, eight)
+    inputs, tokens = step.case.inputs, len(step.case.positions)
+    angles = torch.rand(1024, sizes.turning // 2, generator=draw) * 6
+    cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
+    given, norm = torch.randn(tokens, sizes.width, generator=draw).to(dtype), torch.rand(sizes.rank, generator=draw)
+    norm = (norm + 0.5).to(dtype)
+    found, q = kv_on(step.kv, "cuda"), step.case.q.cuda()
+    moved = on(step.case, "cuda").inputs
+    latent_store(given.cuda(), q, norm.cuda(), 1e-6, cos_sin.cuda(), moved, found, None)
+    plan_there = planned_plain.plan(inputs, step.kind, cos_sin, dtype)
+    plain.latent_store(given, step.case.q, norm, 1e-6, cos_sin, inputs, step.kv, plan_there)
+    every, near = torch.arange(len(step.kv.latent)), {torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
+    torch.testing.assert_close(q.cpu(), step.case.q, rtol=near, atol=near)
+    off = (found.worth(every.cuda()).cpu().float() - step.kv.worth(every).float()).abs()
+    assert (off > near * 4).float().mean() < (2e-3 if eight else 0) + 1e-9, "a last bit may round to the next number"
+    assert off.max() < (0.51 if eight else near * 8)
 
 
 CHUNKS = {

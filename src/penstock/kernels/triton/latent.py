@@ -20,7 +20,7 @@ from penstock.kernels.triton.attention import KindPlan
 from penstock.kernels.triton.decode import FEW_PROGRAMS, MOST_SPLITS, extent, join_parts, splits_of
 from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, span
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
-from penstock.kernels.triton.latent_chunks import ChunkRoom, attend_expanded, heads_at_once
+from penstock.kernels.triton.latent_chunks import LEAST, ChunkRoom, attend_expanded, heads_at_once
 from penstock.kernels.triton.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 
 Shape = tuple[int, int, int, int]  # queries of a program at least, tokens of a tile, warps, stages
@@ -366,7 +366,7 @@ def _strides(kv: LatentKv) -> tuple[int, int]:
 
 def _widths(kv: LatentKv) -> dict[str, int]:
     rank, turning = kv.value_width, kv.turned.shape[2]
-    pads = {"RANK_PAD": max(16, next_power_of_2(rank)), "TURNING_PAD": max(16, next_power_of_2(turning))}
+    pads = {"RANK_PAD": max(LEAST, next_power_of_2(rank)), "TURNING_PAD": max(16, next_power_of_2(turning))}
     return {"EIGHT": kv.scale is not None, "RANK": rank, "TURNING": turning, **pads}
 
 

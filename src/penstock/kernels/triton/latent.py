@@ -19,7 +19,7 @@ from penstock.kernels.state_forms import LatentKv
 from penstock.kernels.triton.attention import KindPlan
 from penstock.kernels.triton.decode import FEW_PROGRAMS, MOST_SPLITS, extent, join_parts, splits_of
 from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, span
-from penstock.kernels.triton.grid import cdiv, next_power_of_2
+from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 from penstock.kernels.triton.latent_chunks import LEAST, ChunkRoom, attend_expanded, heads_at_once
 from penstock.kernels.triton.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 
@@ -32,41 +32,46 @@ def _queries(
     RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr,
 ):  # fmt: skip
     """A tile of QUERIES: as many rows from `row` on as it holds x HELD heads, the part-th of HEADS -> rows, heads,
-    which there are, and the two parts of the queries [M, RANK_PAD], [M, TURNING_PAD]."""
-    at, lane, turn = tl.arange(0, QUERIES), tl.arange(0, RANK_PAD), tl.arange(0, TURNING_PAD)
+    which there are, and the queries in parts: two halves [M, RANK_PAD / 2], and what turns [M, TURNING_PAD]."""
+    at, turn, low = tl.arange(0, QUERIES), tl.arange(0, TURNING_PAD), tl.arange(0, RANK_PAD // 2)
+    high = RANK_PAD // 2 + low
     member, head = row + at // HELD, part * HELD + at % HELD
     valid = (member < row_end) & (at < QUERIES // HELD * HELD) & (head < HEADS)
     cell = q + member.to(tl.int64)[:, None] * stride + head[:, None] * (RANK + TURNING)
-    still = tl.load(cell + lane[None, :], mask=valid[:, None] & (lane < RANK)[None, :], other=0.0)
+    front = tl.load(cell + low[None, :], mask=valid[:, None] & (low < RANK)[None, :], other=0.0)
+    back = tl.load(cell + high[None, :], mask=valid[:, None] & (high < RANK)[None, :], other=0.0)
     turned = tl.load(cell + RANK + turn[None, :], mask=valid[:, None] & (turn < TURNING)[None, :], other=0.0)
-    return member, head, valid, still, turned
+    return member, head, valid, front, back, turned
 
 
 @triton.jit
-def _with_eight(still, turned, scale, of_eight, EIGHT: tl.constexpr):
+def _with_eight(front, back, turned, scale, of_eight, EIGHT: tl.constexpr):
     """Queries as they are multiplied by what is stored, the scale of their scores, and that of answers. Vectors in
     eight bits are widened to float16, as `flash_loop.with_eight` has it: queries, which are 4 powers of two smaller,
     have the vectors' scale in them."""
     of_answer = 1.0
     if EIGHT:
         of_answer = tl.load(of_eight)
-        if still.dtype == tl.float32:
-            still *= of_answer
+        if turned.dtype == tl.float32:
+            front, back = front * of_answer, back * of_answer
         else:
-            still = (still.to(tl.float32) * (of_answer * 0.0625)).to(tl.float16)
+            front = (front.to(tl.float32) * (of_answer * 0.0625)).to(tl.float16)
+            back = (back.to(tl.float32) * (of_answer * 0.0625)).to(tl.float16)
             turned, scale = (turned * 0.0625).to(turned.dtype), scale * 16
-    return still, turned, scale, of_answer
+    return front, back, turned, scale, of_answer
 
 
 @triton.jit
 def _walk(
-    still, turned, state_max, state_sum, mixed, vectors, beside, table, begin, end, position, scale, stride_block,
-    stride_beside, EIGHT: tl.constexpr, TOKENS: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
+    front, back, turned, state_max, state_sum, low, high, vectors, beside, table, begin, end, position, scale,
+    stride_block, stride_beside, EIGHT: tl.constexpr, TOKENS: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
     RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`flash_loop.walk` over vectors, from a block's first token on. A second walk without masks, over what every query
-    sees, would take registers for both: 848 bytes of a thread's lie in memory then, of eight warps."""
-    token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD), tl.arange(0, TURNING_PAD)
+    """`flash_loop.walk` over vectors in halves, of which fewer registers are held at once than of whole ones, from a
+    block's first token on. A second walk without masks, over what every query sees, would take registers for both: 848
+    bytes of a thread's lie in memory then, of eight warps."""
+    token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD // 2), tl.arange(0, TURNING_PAD)
+    beyond = RANK_PAD // 2 + lane
     FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # numbers between tokens
     BESIDE: tl.constexpr = TURNING if EIGHT else FROM
     for at in range(begin, end, TOKENS):
@@ -74,21 +79,35 @@ def _walk(
         stored = where < end
         block = tl.load(table + where // 16, mask=stored, other=0).to(tl.int64)
         cell = vectors + block * stride_block + where % 16 * FROM
-        vector = tl.load(cell[:, None] + lane[None, :], mask=stored[:, None] & (lane < RANK)[None, :], other=0.0)
+        one = tl.load(cell[:, None] + lane[None, :], mask=stored[:, None] & (lane < RANK)[None, :], other=0.0)
+        two = tl.load(cell[:, None] + beyond[None, :], mask=stored[:, None] & (beyond < RANK)[None, :], other=0.0)
         keys = beside + block * stride_beside + where % 16 * BESIDE
         key = tl.load(keys[:, None] + turn[None, :], mask=stored[:, None] & (turn < TURNING)[None, :], other=0.0)
         if EIGHT:
-            vector = vector.to(still.dtype)
+            one, two = one.to(front.dtype), two.to(front.dtype)
         scores = tl.dot(turned, tl.trans(key), input_precision=PRECISION)
-        scores = tl.dot(still, tl.trans(vector), scores, input_precision=PRECISION)
+        scores = tl.dot(front, tl.trans(one), scores, input_precision=PRECISION)
+        scores = tl.dot(back, tl.trans(two), scores, input_precision=PRECISION)
         scores = tl.where(stored[None, :] & (where[None, :] <= position[:, None]), scores, -1e30)
         larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - larger[:, None])
         shrink = tl.exp2(state_max - larger)
         state_sum = state_sum * shrink + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(vector.dtype), vector, mixed * shrink[:, None], input_precision=PRECISION)
+        weights = weights.to(one.dtype)
+        low = tl.dot(weights, one, low * shrink[:, None], input_precision=PRECISION)
+        high = tl.dot(weights, two, high * shrink[:, None], input_precision=PRECISION)
         state_max = larger
-    return state_max, state_sum, mixed
+    return state_max, state_sum, low, high
+
+
+@triton.jit
+def _write(to, low, high, share, valid, RANK: tl.constexpr, RANK_PAD: tl.constexpr):
+    """Two halves of answers [M, RANK_PAD / 2], times share [M], where `to` [M] points and `valid` says."""
+    lane, there = tl.arange(0, RANK_PAD // 2)[None, :], valid[:, None]
+    beyond = RANK_PAD // 2 + lane
+    dtype: tl.constexpr = to.dtype.element_ty
+    tl.store(to[:, None] + lane, (low * share[:, None]).to(dtype), mask=there & (lane < RANK))
+    tl.store(to[:, None] + beyond, (high * share[:, None]).to(dtype), mask=there & (beyond < RANK))
 
 
 @triton.jit(
@@ -113,21 +132,20 @@ def _prefix(
     begin = split * stretch
     end = tl.minimum(begin + stretch, whole)
     if row < row_end and begin < end:
-        member, head, valid, still, turned = _queries(
+        member, head, valid, front, back, turned = _queries(
             q, row, row_end, part, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD, TURNING_PAD
         )
-        still, turned, scale, _ = _with_eight(still, turned, scale, of_eight, EIGHT)
-        state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
+        front, back, turned, scale, _ = _with_eight(front, back, turned, scale, of_eight, EIGHT)
+        state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
+        high = low
         last = tl.full([QUERIES], 2**30, tl.int32)
         table = blocks + group.to(tl.int64) * stride_blocks
-        state_max, state_sum, mixed = _walk(
-            still, turned, state_max, state_sum, mixed, vectors, beside, table, begin, end, last, scale, stride_block,
-            stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+        state_max, state_sum, low, high = _walk(
+            front, back, turned, state_max, state_sum, low, high, vectors, beside, table, begin, end, last, scale,
+            stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
         )  # fmt: skip
-        lane = tl.arange(0, RANK_PAD)
         place = (member.to(tl.int64) * HEADS + head) * splits + split
-        there = valid[:, None] & (lane < RANK)[None, :]
-        tl.store(answer + place[:, None] * RANK + lane[None, :], mixed / state_sum[:, None], mask=there)
+        _write(answer + place * RANK, low, high, 1.0 / state_sum, valid, RANK, RANK_PAD)
         tl.store(lse + place, state_max + tl.log2(state_sum), mask=valid)
 
 
@@ -157,45 +175,43 @@ def _own(
         begin += split * stretch
         last = tl.minimum(begin + stretch, end)
     if (begin < end) | (split == 0):
-        _, head, valid, still, turned = _queries(
+        _, head, valid, front, back, turned = _queries(
             q, item.to(tl.int32), item.to(tl.int32) + 1, heads, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD,
             TURNING_PAD,
         )  # fmt: skip
-        still, turned, scale, of_answer = _with_eight(still, turned, scale, of_eight, EIGHT)
-        lane = tl.arange(0, RANK_PAD)
-        there = valid[:, None] & (lane < RANK)[None, :]
-        state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
+        front, back, turned, scale, of_answer = _with_eight(front, back, turned, scale, of_eight, EIGHT)
+        state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
+        high = low
         if SKIPS and (first > 0) & (split == 0):
             place = (item * HEADS + head) * prefix_splits
-            used = 1
+            used, lane = 1, tl.arange(0, RANK_PAD // 2)[None, :]
+            beyond = RANK_PAD // 2 + lane
             if PREFIX_PARTS > 1:
                 used = tl.cdiv(first, span(first, prefix_splits, PART_TOKENS, PART_TILE))
             for at in tl.static_range(PREFIX_PARTS):
                 here = valid & (at < used)
                 seen = tl.load(lse + place + at, mask=here, other=-1e30)
-                each = tl.load(
-                    answer + (place + at)[:, None] * RANK + lane[None, :], mask=there & here[:, None], other=0.0
-                )
+                there, cell = here[:, None], answer + (place + at)[:, None] * RANK
+                one = tl.load(cell + lane, mask=there & (lane < RANK), other=0.0)
+                two = tl.load(cell + beyond, mask=there & (beyond < RANK), other=0.0)
                 larger = tl.maximum(state_max, seen)
                 share, shrink = tl.exp2(seen - larger), tl.exp2(state_max - larger)
                 state_sum = state_sum * shrink + tl.where(here, share, 0.0)
-                mixed = mixed * shrink[:, None] + each * share[:, None]
+                low = low * shrink[:, None] + one * share[:, None]
+                high = high * shrink[:, None] + two * share[:, None]
                 state_max = larger
         table = blocks + row * stride_blocks
         everything = tl.full([QUERIES], 2**30, tl.int32)
-        state_max, state_sum, mixed = _walk(
-            still, turned, state_max, state_sum, mixed, vectors, beside, table, begin, last, everything, scale,
-            stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+        state_max, state_sum, low, high = _walk(
+            front, back, turned, state_max, state_sum, low, high, vectors, beside, table, begin, last, everything,
+            scale, stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
         )  # fmt: skip
-        mixed /= state_sum[:, None]
-        if EIGHT:
-            mixed *= of_answer
+        share = of_answer / state_sum
         if alone:
-            to = out + (item * HEADS + head)[:, None] * RANK + lane[None, :]
-            tl.store(to, mixed.to(out.dtype.element_ty), mask=there)
+            _write(out + (item * HEADS + head) * RANK, low, high, share, valid, RANK, RANK_PAD)
         elif SPLIT:
             place = (item * HEADS + head) * splits + split
-            tl.store(part + place[:, None] * RANK + lane[None, :], mixed, mask=there)
+            _write(part + place * RANK, low, high, share, valid, RANK, RANK_PAD)
             tl.store(part_lse + place, state_max + tl.log2(state_sum), mask=valid)
 
 
@@ -217,25 +233,22 @@ def _prefill(
     chunk_start, chunk_end = tl.load(start + chunk), tl.load(start + chunk + 1)
     ahead = tl.load(context + chunk)
     if row < chunk_end:
-        member, head, valid, still, turned = _queries(
+        member, head, valid, front, back, turned = _queries(
             q, row, chunk_end, part, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD, TURNING_PAD
         )
         lowest = ahead + row - chunk_start
         end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
         position = tl.minimum(lowest + member - row, end - 1)
-        still, turned, scale, of_answer = _with_eight(still, turned, scale, of_eight, EIGHT)
-        state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
+        front, back, turned, scale, of_answer = _with_eight(front, back, turned, scale, of_eight, EIGHT)
+        state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
+        high = low
         table = blocks + chunk.to(tl.int64) * stride_blocks
-        state_max, state_sum, mixed = _walk(
-            still, turned, state_max, state_sum, mixed, vectors, beside, table, 0, end, position, scale, stride_block,
-            stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+        state_max, state_sum, low, high = _walk(
+            front, back, turned, state_max, state_sum, low, high, vectors, beside, table, 0, end, position, scale,
+            stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
         )  # fmt: skip
-        lane = tl.arange(0, RANK_PAD)
-        to = out + (member.to(tl.int64) * HEADS + head)[:, None] * RANK + lane[None, :]
-        mixed /= state_sum[:, None]
-        if EIGHT:
-            mixed *= of_answer
-        tl.store(to, mixed.to(out.dtype.element_ty), mask=valid[:, None] & (lane < RANK)[None, :])
+        to = out + (member.to(tl.int64) * HEADS + head) * RANK
+        _write(to, low, high, of_answer / state_sum, valid, RANK, RANK_PAD)
 
 
 def latent_attention(
@@ -277,7 +290,7 @@ def attend_vectors(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionK
         _attend_rows(q[:rows], kv, decode, kind, plan, out[:rows])
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
-        count, shape = chunks.context.shape[0], _tall_shape(q.dtype, kv)
+        count, shape = chunks.context.shape[0], _tall_shape(q.dtype, kv, shared_of(q.device))
         held, queries = _tile(kind.heads, shape)
         tiles = (q.shape[0] - rows) // (queries // held) + count
         parts = cdiv(kind.heads, held)
@@ -293,7 +306,7 @@ def _attend_prefixes(q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: Attent
     groups, state = decode.groups, plan.prefix
     if groups is None or state is None:
         return
-    count, shape = groups.length.shape[0], _tall_shape(q.dtype, kv)
+    count, shape = groups.length.shape[0], _tall_shape(q.dtype, kv, shared_of(q.device))
     held, queries = _tile(kind.heads, shape)
     tiles, parts = q.shape[0] // (queries // held) + count, cdiv(kind.heads, held)
     _prefix[(tiles * parts, state.splits)](
@@ -346,13 +359,15 @@ def _rows_shape(dtype: torch.dtype, kv: LatentKv) -> Shape:
     return (16, 16, 8, 1) if dtype == torch.float32 else (16, 32, 8, 2)
 
 
-def _tall_shape(dtype: torch.dtype, kv: LatentKv) -> Shape:
-    """Returns that of a program of a prefix or a chunk: what its shared memory holds beside its queries. Eight bits are
-    widened in registers: 64 queries, for which Hopper has products of a warp group, would spill 432 bytes of a thread,
-    and 32 tokens be a right side of too few columns for those (delta_chunks.LEAST)."""
+def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
+    """Returns that of a program of a prefix or a chunk: what its shared memory holds, of DeepSeek's widths. 64 queries
+    are what Hopper's products of a warp group want, and eight bits, which come from registers, 64 tokens
+    (delta_chunks.LEAST); sm90: 229 registers, and 255 and 48 bytes spilled. Not timed yet."""
     if dtype == torch.float32:
-        return 64, 16, 8, 1
-    return (64, 32, 8, 2) if kv.scale is None else (32, 32, 8, 2)
+        return (64, 16, 8, 1) if shared >= 190_000 else (16, 16, 8, 1)
+    if kv.scale is None:
+        return (64, 32, 8, 2) if shared >= 150_000 else (32, 32, 8, 1)
+    return (64, 64, 8, 2) if shared >= 190_000 else (32, 32, 8, 2)
 
 
 def _stored(kv: LatentKv, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -366,7 +381,7 @@ def _strides(kv: LatentKv) -> tuple[int, int]:
 
 def _widths(kv: LatentKv) -> dict[str, int]:
     rank, turning = kv.value_width, kv.turned.shape[2]
-    pads = {"RANK_PAD": max(LEAST, next_power_of_2(rank)), "TURNING_PAD": max(16, next_power_of_2(turning))}
+    pads = {"RANK_PAD": max(2 * LEAST, next_power_of_2(rank)), "TURNING_PAD": max(16, next_power_of_2(turning))}
     return {"EIGHT": kv.scale is not None, "RANK": rank, "TURNING": turning, **pads}
 
 

@@ -54,6 +54,17 @@ GPT_OSS = LLAMA | {
     "num_experts_per_tok": 4, "quantization_config": {"quant_method": "mxfp4"},
     "rope_parameters": {"rope_type": "default"},
 }  # fmt: skip
+LATENT = LLAMA | {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_attention_heads": 16,
+    "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "moe_intermediate_size": 256, "first_k_dense_replace": 1,
+}  # fmt: skip
+LATENT.pop("head_dim")
+GLM_FLASH = LATENT | {
+    "model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"], "num_attention_heads": 20,
+    "num_key_value_heads": 20, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256,
+}  # fmt: skip
 GEMMA = LLAMA | {
     "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 256, "sliding_window": 512,
     "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 1e4,
@@ -84,12 +95,15 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "int4-experts": (EXPERTS, {"quantization": "int4"}),
     "int8-experts": (EXPERTS, {"quantization": "int8"}),
     "gpt-oss": (GPT_OSS, {}),
+    "latent": (LATENT, {}),
+    "glm-flash": (GLM_FLASH, {}),
     "int4": (WIDE, {"quantization": "int4"}),
     "nvfp4": (WIDE, {"quantization": "nvfp4"}),
     "nvfp4-experts": (EXPERTS, {"quantization": "nvfp4"}),
     "int8": (LLAMA, {"quantization": "int8"}),
     "eight": (WIDE, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     "eight-kv": (LLAMA, {"kv_cache_dtype": "fp8"}),
+    "eight-latent": (LATENT, {"kv_cache_dtype": "fp8"}),
 }
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the sweeps of attention, the sampler, experts and the gate inside its product under compute-sanitizer, from the root of the repository, on a GPU machine.
+# Runs the sweeps of attention, over latent vectors too, the sampler, experts and the gate inside its product under compute-sanitizer, from the root of the repository, on a GPU machine.
 #
 #   scripts/sanitize.sh [TOOL...]     memcheck and racecheck by default; synccheck and initcheck exist too
 #
@@ -25,7 +25,8 @@ experts="test_all_to_the_same or (test_experts and (1-plain-torch.bf or 1-blocks
     5-channel-torch.bf or 130-plain-torch.bf or 900-blocks-torch.bf)) or (in_four and (-1] or -17])) or \
     (in_integers and 17-int4-torch.bf)"
 gate="test_the_gate_inside and torch.bf and (8-8 or 128-64 or 1000-200)"
-declare -A files=([attention]=attention [sampler]=sample [experts]=moe [gate]=rows)
+latent="torch.bf and ((heads_see and (2-plain or 2-eight) and (16-deep or 20-glm)) or (made and 8388608 and others) or is_stored)"
+declare -A files=([attention]=triton_attention [sampler]=triton_sample [experts]=triton_moe [gate]=triton_rows [latent]=latent)
 logs=${LOGS:-$(mktemp -d)}
 tools=${*:-memcheck racecheck}
 
@@ -40,7 +41,7 @@ fi
 found=0
 for tool in $tools; do
     for sweep in "${!files[@]}"; do
-        file=tests/kernels/test_triton_${files[$sweep]}_gpu.py
+        file=tests/kernels/test_${files[$sweep]}_gpu.py
         log=$logs/$tool.$sweep.log
         begun=$SECONDS
         timeout "$limit" "$sanitizer" --tool "$tool" "${only_ours[@]}" "$python" -m pytest -q -p no:cacheprovider "$file" \

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from fake_device import FakeDevice
 from penstock.engine.engine import Engine
 from penstock.engine.roofline import RooflineGauge, Steps, limit_seconds
 from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs
+from penstock.kernels.latent import LatentSizes
 from penstock.models.sizes import ModelSizes
 from penstock.request import Request, SamplingParams
 from penstock.schedule.scheduler import Scheduler
@@ -168,6 +169,27 @@ def test_a_chunks_tokens_each_see_what_is_before_them_and_themselves() -> None:
     seen = steps.columns()
     assert (seen["chunk"], seen["chunk_context"]) == ([7], [3 + 20])
     assert seen["chunk_pairs"] == [1 + 2 + 3 + 17 + 18 + 19 + 20]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "before", "multiplied"),
+    [(300, 0, 320 * 45_150), (1024, 7168, 131_072 * 7168 + 320 * 7_864_832), (100, 9000, 1088 * 905_050)],
+)
+def test_prompts_over_latent_vectors_multiply_in_the_form_that_is_less(
+    tokens: int, before: int, multiplied: float
+) -> None:
+    """Keys and values made of all that is seen, or what is seen absorbed; of the two layers the first attends."""
+    plan, none = _plan(0), np.zeros(0, np.int32)
+    plan.chunks = Chunks(
+        tokens=np.zeros(tokens, np.int32), start=np.array([0, tokens], np.int32),
+        context=np.array([before], np.int32), blocks=none.reshape(1, 0), prompt_logprobs=none, next_token=none,
+    )  # fmt: skip
+    steps = Steps()
+    steps.note(plan)
+    deepseek = LatentSizes(rank=512, turning=64, still=128, value=128)
+    model = replace(MODEL, heads=16, head_dim=576, layer_weights=0, latent=deepseek)
+    least = limit_seconds(steps.columns(), model, GpuSpecs(item=2, copy=1e30, flops=1e12))
+    assert least == pytest.approx(2 * 16 * multiplied / 1e12)
 
 
 def _plan(rows: int) -> StepPlan:

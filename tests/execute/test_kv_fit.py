@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine_model import make_folder
+from execute_drive import tiny_model
 
 from penstock.config import Config
 from penstock.errors import CheckpointError, UsageError
@@ -27,6 +28,7 @@ from penstock.execute.kv_fit import (
 )
 from penstock.execute.open_runner import find_kv_dtype, open_runner, settle_kv
 from penstock.kernels.choose import choose
+from penstock.kernels.state_forms import LatentForm
 from penstock.models.decoder import Decoder
 from penstock.parallel.layout import Layout
 from penstock.quant.read_quantization import read_quantization
@@ -202,6 +204,32 @@ def test_twice_the_tokens_in_the_same_memory(folder: Path, monkeypatch: pytest.M
     fit_kv(model, "fp8", OPS)
     assert (token_bytes(model.paged_forms) - 4) * 4 == half
     assert 1.9 * wide["kv_tokens"] < narrow["kv_tokens"] < 8 * 64
+
+
+LATENT: dict[str, Any] = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 2, "num_key_value_heads": 4, "kv_lora_rank": 24,
+    "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16, "n_routed_experts": 2,
+    "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def test_latent_vectors_have_one_scale_and_a_layer_that_they_move_stays_plain() -> None:
+    """Planted: a number of each vector that dwarfs the others and that nothing is made of: the others round to 0."""
+    model = tiny_model(**LATENT)
+    odd = model.blocks[0].mixer
+    odd.norm.weight.value[3] = 2.0**20
+    odd.by_head[..., 3] = 0
+    seen = look_at_kv(model, model.ops)
+    assert seen[0].key_error > KEY_ERROR > 0.05 > seen[1].key_error > 0
+    fit_kv(model, "fp8", model.ops)
+    plain, eight = model.paged_forms
+    assert isinstance(plain, LatentForm) and isinstance(eight, LatentForm)
+    assert plain.scale is None and eight.scale is not None and torch.equal(eight.scale, scales_for(seen[1].largest))
+    assert kv_words([eight]) == "float8_e4m3fn, what turns in float32" and kv_words([plain]) == "float32"
+    assert kv_words([plain, eight]) == "float8_e4m3fn, what turns and layers 0 in float32"
+    for form in (plain, eight):
+        told = json.loads(json.dumps(told_scales(form)))
+        assert told_scales(kept_form(form.plain(F32), told, CPU)) == told_scales(form)
 
 
 def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,13 @@ WINDOWS = LLAMA | {
     "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
 BEHIND = LLAMA | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}  # norms add to what they normed
+LATENT = LLAMA | {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 8,
+    "kv_lora_rank": 64, "q_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+LATENT.pop("head_dim")
 FOUR = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}  # of int4: one row is multiplied in fixed point
 EIGHT = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
 CASES: dict[str, dict[str, Any]] = {
@@ -54,6 +61,10 @@ CASES: dict[str, dict[str, Any]] = {
     "windows": {"shape": WINDOWS, "knobs": {"max_num_seqs": 500, "prefix_groups": "always"}},
     "wide heads": {"shape": WINDOWS | {"head_dim": 256}, "knobs": {"max_num_seqs": 600}},
     "norms behind": {"shape": BEHIND, "knobs": {"max_num_seqs": 20}},
+    "latent vectors": {"shape": LATENT, "knobs": {"max_num_seqs": 300}},
+    "latent vectors, few tokens a step": {
+        "shape": LATENT, "knobs": {"max_num_seqs": 20, "max_num_batched_tokens": 280, "kv_cache_dtype": "fp8"},
+    },
     "one row": {"shape": LLAMA, "knobs": {"max_num_seqs": 1, **EIGHT}},
 }  # fmt: skip
 
@@ -75,13 +86,10 @@ def test_nothing_is_launched_that_the_start_has_not_launched(case: str, found: d
     assert found[case]["late"] == []
     assert found[case]["noticed"] == 1, "a launch of what nobody warmed is seen"
     kernels = {key.split("'")[1] for key in found[case]["ready"]}
-    assert kernels > {
-        "prefill._prefill",
-        "decode._own",
-        "filters.filter_kernel",
-        "penalties._adjust",
-        "blocks._copy_blocks",
-    }
+    attention = {"prefill._prefill", "decode._own"}
+    if case.startswith("latent"):
+        attention = {"latent._prefill", "latent._own", "latent_chunks._expanded"}
+    assert kernels > attention | {"filters.filter_kernel", "penalties._adjust", "blocks._copy_blocks"}
 
 
 def test_keys_hang_on_the_model_alone(found: dict[str, dict[str, Any]]) -> None:

@@ -5,19 +5,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 from attention_cases import MIXED, of_columns
 from kernels_naive import make_case
-from latent_cases import of_latents, right
+from latent_cases import LatentCase, of_latents, right
 from torch import Tensor
 
-from penstock.kernels.inputs import StepInputs
+from penstock.kernels.fp8_rows import E4M3
+from penstock.kernels.inputs import ChunkSight, PrefillInputs
+from penstock.kernels.latent import LatentSizes
 from penstock.kernels.reference import attention as planned_plain
 from penstock.kernels.reference import latent as plain
 from penstock.kernels.triton import attention as planned
 from penstock.kernels.triton import latent as triton
+from penstock.kernels.triton import latent_chunks
+from penstock.kernels.triton import latent_store as triton_store
 
 pytestmark = pytest.mark.torch
 
@@ -32,29 +37,96 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+COLUMNS = [(planned_plain.plan, plain.latent_attention), (planned.plan, triton.latent_attention)]
+SIZES = [
+    LatentSizes(rank=32, turning=8, still=12, value=20),
+    LatentSizes(rank=96, turning=16, still=80, value=8),  # a key's still part in two, 64 and 16
+]
+
+
+def _answers(step: LatentCase, column: int, expand_tokens: int) -> Tensor:
+    plan, attend = COLUMNS[column]
+    inputs, cos_sin = step.case.inputs, torch.zeros(1024, 2, step.kind.latent.turning // 2)
+    planned_step = plan(inputs, step.kind, cos_sin, torch.float32)
+    return attend(step.case.q, step.up, step.kv, inputs, step.kind, planned_step, expand_tokens=expand_tokens)
+
+
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("rank", "turning"), [(32, 8), (24, 16)])
-def test_what_heads_see(name: str, rank: int, turning: int) -> None:
+@pytest.mark.parametrize(("sizes", "eight"), [(SIZES[0], False), (SIZES[1], False), (SIZES[0], True)], ids=str)
+def test_what_heads_see(name: str, sizes: LatentSizes, eight: bool) -> None:
     shape = {"heads": 4, "kv_heads": 1, "width": 16} | CASES[name] | {"kv_heads": 1, "width": 16}
-    case, kv, kind = of_latents(make_case(**shape), rank, turning)
-    if case.inputs.decode is not None:
-        case = of_columns(case)
-    wanted, cos_sin = right(case, kv, kind.scale), torch.zeros(1024, 2, turning // 2)
-    for plan, attend in ((planned_plain.plan, plain.latent_attention), (planned.plan, triton.latent_attention)):
-        inputs: StepInputs = case.inputs
-        out = attend(case.q, kv, inputs, kind, plan(inputs, kind, cos_sin, torch.float32))
-        torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-5)
+    step = of_latents(make_case(**shape), sizes, eight=eight)
+    if step.case.inputs.decode is not None:
+        step.case = of_columns(step.case)
+    wanted = right(step)
+    for column in range(len(COLUMNS)):
+        torch.testing.assert_close(_answers(step, column, 10**6).double(), wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("column", [plain, triton], ids=["reference", "triton"])
-def test_what_is_stored(column: Any) -> None:
-    case, kv, kind = of_latents(make_case(**MIXED, heads=4, kv_heads=1, width=16), 32, 8)
+# Chunks: tokens before, tokens of it.
+EXPANDED = {
+    "a prompt": {"lengths": [], "chunks": [(0, 70)]},
+    "prompts beside rows": {"lengths": [40, 17], "chunks": [(0, 20), (0, 0), (0, 45), (0, 1)]},
+    "behind others": {"lengths": [5], "chunks": [(60, 37), (0, 33), (16, 60)]},
+}
+
+
+@pytest.mark.parametrize("room", [None, 2], ids=["all heads at once", "two"])
+@pytest.mark.parametrize("name", EXPANDED)
+@pytest.mark.parametrize(("sizes", "eight"), [(SIZES[0], True), (SIZES[1], False)], ids=str)
+def test_keys_and_values_that_are_made(
+    name: str, sizes: LatentSizes, eight: bool, room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = EXPANDED[name]
+    step = of_latents(make_case(heads=5, kv_heads=1, width=16, **shape), sizes, eight=eight)
+    monkeypatch.setattr(LatentSizes, "expands", lambda *_: True)
+    if room is not None:
+        each = step.case.inputs.prefill.seen.stored * (sizes.still + sizes.value)
+        monkeypatch.setattr(latent_chunks, "ROOM", room * each * 4)
+        monkeypatch.setattr(latent_chunks, "AT_ONCE", 48)
+        monkeypatch.setattr(plain, "EXPANDED_AT_ONCE", room * each)
+    made = []
+    for place, inner in ((plain, "_expanded"), (triton, "attend_expanded")):
+        real = getattr(place, inner)
+        monkeypatch.setattr(place, inner, lambda *args, real=real: made.append(real(*args)))
+    wanted = right(step)
+    for column in range(len(COLUMNS)):
+        torch.testing.assert_close(_answers(step, column, 1).double(), wanted, rtol=1e-4, atol=1e-5)
+    assert len(made) == sum(own > 0 for _, own in shape["chunks"]) + 1, "a call a chunk, and one of all"
+
+
+def test_when_they_are_made() -> None:
+    """A chunk's own tokens cost as much either way; those before it are made once for each chunk that sees them."""
+    deepseek = LatentSizes(rank=512, turning=64, still=128, value=128)
+    assert (deepseek.absorbed_pair, deepseek.expanded_pair, deepseek.expansion) == (1088, 320, 131072)
+
+    def chunks(*each: tuple[int, int]) -> PrefillInputs:
+        nothing = torch.zeros(0, dtype=torch.int32)
+        own, context = (np.array(part) for part in zip(*each, strict=True))
+        return PrefillInputs(nothing, nothing, nothing, ChunkSight.of(own, context))
+
+    assert chunks((300, 0)).seen == ChunkSight(300, 300, 300 * 301 // 2)
+    assert chunks((7, 100), (0, 50)).seen == ChunkSight(7, 107, 7 * 100 + 28)
+    assert chunks((300, 0)).expands(deepseek, 300) and not chunks((300, 0)).expands(deepseek, 301)
+    assert chunks((200, 10_000)).expands(deepseek, 1) and not chunks((150, 10_000)).expands(deepseek, 1)
+    assert not PrefillInputs(*[torch.zeros(0)] * 3).expands(deepseek, 1), "a graph runs whatever is put into it"
+    narrow = LatentSizes(rank=8, turning=8, still=64, value=64)
+    assert not chunks((300, 0)).expands(narrow, 1), "keys and values are wider than what they are made of"
+
+
+@pytest.mark.parametrize("eight", [False, True], ids=["plain", "eight bits"])
+@pytest.mark.parametrize("column", [plain, triton_store], ids=["reference", "triton"])
+def test_what_is_stored(column: Any, eight: bool) -> None:
+    step = of_latents(make_case(**MIXED, heads=4, kv_heads=1, width=16), SIZES[0], eight=eight)
+    case, kv, kind = step.case, step.kv, step.kind
     inputs, draw = case.inputs, torch.Generator().manual_seed(4)
     angles = torch.rand(1024, 4, generator=draw) * 6
     cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
     tokens = len(case.positions)
     given, q = torch.randn(tokens, 40, generator=draw), torch.randn(tokens, 4, 20, generator=draw)
-    norm, before, asked = torch.rand(32, generator=draw) + 0.5, kv.latent.clone(), q.clone()
+    norm, every = torch.rand(32, generator=draw) + 0.5, torch.arange(len(kv.latent))
+    norm *= 40 if eight else 1  # some are beyond 448 * 0.125
+    wanted, asked = kv.worth(every), q.clone()
     plan = (planned_plain if column is plain else planned).plan(inputs, kind, cos_sin, torch.float32)
     column.latent_store(given, q, norm, 1e-6, cos_sin, inputs, kv, plan)
 
@@ -65,9 +137,9 @@ def test_what_is_stored(column: Any) -> None:
 
     for token, slot in enumerate(inputs.slots.tolist()):
         vector = given[token, :32] / (given[token, :32].square().mean() + 1e-6).sqrt() * norm
-        stored = torch.cat((vector, turned(given[token, 32:], case.positions[token])))
-        torch.testing.assert_close(kv.latent.view(-1, 40)[slot], stored, rtol=1e-5, atol=1e-5)
-        before.view(-1, 40)[slot] = stored
+        if kv.scale is not None:
+            vector = (vector / kv.scale).clamp(-448, 448).to(E4M3).float() * kv.scale
+        wanted.view(-1, 40)[slot] = torch.cat((vector, turned(given[token, 32:], case.positions[token])))
         torch.testing.assert_close(q[token, :, 12:], turned(asked[token, :, 12:], case.positions[token]))
-    torch.testing.assert_close(kv.latent, before, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kv.worth(every), wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(q[:, :, :12], asked[:, :, :12])

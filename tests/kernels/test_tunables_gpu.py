@@ -6,10 +6,12 @@ import pytest
 import torch
 from attention_cases import on, some, want
 from kernels_naive import assert_close, attend, make_case
+from latent_cases import kv_on, of_latents
 from torch import Tensor
 
 from penstock.kernels.choose import choose
 from penstock.kernels.int_matrix import pack_four
+from penstock.kernels.latent import LatentSizes
 from penstock.kernels.ops import Ops
 from penstock.kernels.tunables import TUNABLES, Tunable
 from penstock.quant.fp4 import to_nvfp4
@@ -52,6 +54,19 @@ def test_a_value_changes_no_answer(tunable: Tunable, value: int) -> None:
             there, tokens = on(case, "cuda"), some(case, 20)
             found = attend(tuned, there.q, there.kv, there.inputs, there.scale).cpu()
             assert_close(found[tokens], want(case, tokens))
+        return
+    if tunable.op == "latent_attention":
+        for tokens in (40, 100, 200, 300, 700, 1100):
+            case = make_case([33], chunks=[(0, tokens)], heads=16, kv_heads=1, width=16)
+            step = of_latents(case, LatentSizes(rank=512, turning=64, still=128, value=128), BF16)
+            there, kv, up = on(step.case, "cuda"), kv_on(step.kv, "cuda"), step.up.cuda()
+            expected, found = (
+                ops.latent_attention(
+                    there.q, up, kv, there.inputs, step.kind, ops.plan(there.inputs, step.kind, there.q, BF16)
+                ).float()
+                for ops in (usual, tuned)
+            )
+            assert (found - expected).abs().max() <= 0.02 * expected.abs().max()
         return
     for rows in (1, 3, 8, 16, 17, 48, 64, 100, 128, 200, 256, 300, 600):
         expected, found = products(tunable.op, usual, rows), products(tunable.op, tuned, rows)

@@ -9,10 +9,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionKind, DecodeInputs, GroupInputs, PrefillInputs, StepInputs
+from penstock.kernels.inputs import AttentionKind, ChunkSight, DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 from penstock.kernels.layer_kv import KvForm, LayerKv
 
 
@@ -230,6 +231,7 @@ def _prefill_inputs(chunks: list[tuple[int, int]], tables: list[Tensor], extra: 
         start=torch.tensor(start, dtype=torch.int32),
         context=torch.tensor([c for c, _ in chunks], dtype=torch.int32),
         block_table=padded(tables, extra),
+        seen=ChunkSight.of(np.diff(start), np.array([c for c, _ in chunks])),
     )
 
 

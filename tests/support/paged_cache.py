@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import DecodeInputs, PrefillInputs, StateInputs, StepInputs
+from penstock.kernels.inputs import ChunkSight, DecodeInputs, PrefillInputs, StateInputs, StepInputs
 from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.state_forms import LatentForm, RecurrentForm
 from penstock.layers.block import Keeper
@@ -85,4 +86,5 @@ class PagedCache:
             start=torch.tensor(start, dtype=torch.int32),
             context=torch.tensor(context, dtype=torch.int32),
             block_table=self.tables[[s for s, _ in pieces]],
+            seen=ChunkSight.of(np.diff(start), np.array(context)),
         )

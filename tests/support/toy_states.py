@@ -114,9 +114,8 @@ class Latent(_Toy):
         own.latent.view(-1, LATENT)[step.slots] = given
         out = torch.empty(given.shape[0], own.value_width)
         for token, (table, position) in enumerate(_tables(step)):
-            seen = own.latent[table[: position // 16 + 1].long()].flatten(0, 1)[: position + 1]
-            values = own.values[table[: position // 16 + 1].long(), 0].flatten(0, 1)[: position + 1]
-            out[token] = torch.softmax((seen * given[token]).sum(1), 0) @ values
+            seen = own.worth(table[: position // 16 + 1]).flatten(0, 1)[: position + 1]
+            out[token] = torch.softmax((seen * given[token]).sum(1), 0) @ seen[:, : own.value_width]
         return out
 
 

@@ -32,10 +32,11 @@ from penstock.disk import why_not_written
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_fit import fit_states, told_scales, whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
+from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.ops import Ops
-from penstock.kernels.state_forms import RecurrentForm
+from penstock.kernels.state_forms import LatentForm, RecurrentForm
 from penstock.models.decoder import HEAD, Decoder
 from penstock.models.read_config import read_model_config
 from penstock.quant.scheme import PLAIN
@@ -86,9 +87,10 @@ def score_built(options: dict[str, Any], engine: dict[str, Any], tunables: dict[
         bar = Bar(sum(map(len, texts)), "positions of the built model", everywhere=True)
         kl, same = _compare(model, ops, texts, reference, bar)
         bar.close()
-        eight = [(each.name, form) for each in model.owners if isinstance(form := each.form, KvForm) and form.eight]
+        forms = {each.name: form for each in model.owners if isinstance(form := each.form, KvForm | LatentForm)}
+        eight = any(form.values == E4M3 for form in forms.values())
     return {
-        "kv_scales": {name: told_scales(form) for name, form in eight},
+        "kv_scales": {name: told_scales(form) for name, form in forms.items()} if eight else {},
         "agreement": round(float(same.float().mean()), 5),
         "kl_mean": _rounded(kl.mean()),
         "kl_worst": _rounded(kl.max()),

@@ -1,4 +1,5 @@
-"""Kernels' tunables, timed on the model's own layers at the work's rows: a decode step's forward and head, in a graph.
+"""Kernels' tunables, timed on the model's own layers: a decode step's forward and head, in a graph, at the work's rows;
+what is for prompts alone in steps of a prompt, launched as they are without rows beside them.
 
 One model is loaded; for each candidate its operations are set, the step captured and replayed, by turns with the
 default's. It knows a model and step inputs; no rows, no engine. Where nothing is compiled there is nothing to time.
@@ -24,6 +25,7 @@ from penstock.build.trial import give_back
 from penstock.build.work_sample import WorkSample
 from penstock.config import BLOCK_SIZE, Config
 from penstock.execute.kv_cache import KvCache
+from penstock.execute.kv_fit import whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.execute.padding import padded
 from penstock.kernels.inputs import DecodeInputs, StateInputs, StepInputs
@@ -34,6 +36,8 @@ from penstock.models.read_config import read_model_config
 
 FULL_ROWS = 1024  # more rows' steps don't hang on these numbers
 REPLAYS = 20
+PROMPTS = (64, 128, 256, 512, 1024)  # tokens, as far as the work's contexts go
+OF_PROMPTS = "latent_attention"  # the operation whose numbers are for prompts
 Step = tuple[Tensor, StepInputs]
 
 
@@ -54,7 +58,7 @@ def tune_kernels(
         for place, tunable in enumerate(waiting):
             end = time.monotonic() + (deadline - time.monotonic()) / (len(waiting) - place)
             candidates: list[Value] = [tunable.default, *(n for n in tunable.candidates if n != tunable.default)]
-            by_value = {value: trial.captured(tunable, value) for value in candidates}
+            by_value = {value: trial.ready(tunable, value) for value in candidates}
             measured = measure(candidates, partial(_ms_of, by_value), end)
             found.append(decide(tunable.name, candidates, measured, "ms a step", more=False))
             trial.keep(tunable, found[-1].chosen)
@@ -77,6 +81,8 @@ class _Trial:
         each = -(-(context + 1) // BLOCK_SIZE)
         self._kv = KvCache(self._model.keepers, max(rows) * each + 2, device, slots=max(rows)).layers
         self._steps = [decode_step(count, context, each, device) for count in rows]
+        lengths = [tokens for tokens in PROMPTS if tokens < context] or [context]
+        self._prompts = [_prompt_step(tokens, each, device) for tokens in lengths]
         self._own = {linear: linear.product for linear in [*linears(self._model), self._model.head]}
 
     def has(self, tunable: Tunable) -> bool:
@@ -84,21 +90,23 @@ class _Trial:
         if self._ops.why[tunable.op][0] != "triton":
             return False
         operation = getattr(self._ops, tunable.op)
-        return tunable.op == "attention" or any(
-            product is not None and _is(product.multiply, operation) for product in self._own.values()
-        )
+        if tunable.op in ("attention", OF_PROMPTS):
+            return any((kind.latent is not None) == (tunable.op == OF_PROMPTS) for kind in self._model.kinds)
+        return any(product is not None and _is(product.multiply, operation) for product in self._own.values())
 
-    def captured(self, tunable: Tunable, value: Value) -> list[torch.cuda.CUDAGraph]:
-        """The steps with this value, as graphs."""
+    def ready(self, tunable: Tunable, value: Value) -> list[Callable[[], object]]:
+        """The steps with this value, as launches of them."""
         ops = self._set(tunable, value)
-        graphs = []
+        if tunable.op == OF_PROMPTS:
+            return [partial(_run, self._model, step, self._kv, ops) for step in self._prompts]
+        graphs = list[Callable[[], object]]()
         for step in self._steps:
             _run(self._model, step, self._kv, ops)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 _run(self._model, step, self._kv, ops)
-            graphs.append(graph)
+            graphs.append(graph.replay)
         self._set(tunable, tunable.default)
         return graphs
 
@@ -137,20 +145,27 @@ def decode_step(rows: int, context: int, each: int, device: torch.device) -> Ste
     return torch.zeros(rows, dtype=torch.int64, device=device), StepInputs(at, slots, rows, decode, None, states=states)
 
 
+def _prompt_step(tokens: int, each: int, device: torch.device) -> Step:
+    """Returns ids [tokens] and inputs of a prompt, in the first of `each` blocks."""
+    table = torch.arange(1, each + 1, device=device)[None]
+    return torch.zeros(tokens, dtype=torch.int64, device=device), whole_prompts(1, tokens, table)
+
+
 def _run(model: Decoder, step: Step, kv: list[tuple[Any, ...]], ops: Ops) -> Tensor:
     ids, inputs = step
-    return model.logits(model.forward(ids, replace(inputs, plans={}), kv, ops))
+    hidden = model.forward(ids, replace(inputs, plans={}), kv, ops)
+    return model.logits(hidden[: max(1, inputs.rows)])
 
 
-def _ms_of(graphs: dict[Value, list[torch.cuda.CUDAGraph]], value: Value) -> float:
+def _ms_of(steps: dict[Value, list[Callable[[], object]]], value: Value) -> float:
     """Milliseconds of one step of each size, together."""
     total = 0.0
-    for graph in graphs[value]:
-        graph.replay()
+    for launch in steps[value]:
+        launch()
         torch.cuda.synchronize()
         begun = time.perf_counter()
         for _ in range(REPLAYS):
-            graph.replay()
+            launch()
         torch.cuda.synchronize()
         total += 1e3 * (time.perf_counter() - begun) / REPLAYS
     return total

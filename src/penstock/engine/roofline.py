@@ -128,7 +128,13 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
         pairs = pairs + count * steps[f"chunk_pairs {window}"] * share
     kv = (read / attending + tokens) * sizes.kv_numbers * sizes.kv_share * machine.item
     kv = kv + 2 * steps["rows"] * sizes.slot_bytes
-    attention = pairs * 4.0 * sizes.heads * sizes.head_dim / machine.best_rate(sizes.layer_weights)
+    multiplied = pairs * 2.0 * sizes.head_dim
+    if sizes.latent is not None:  # a chunk's own tokens are made or absorbed by `layer_weights`
+        of = sizes.latent
+        made = (steps["chunk_context"] - steps["chunk"]) * of.expansion + steps["chunk_pairs"] * of.expanded_pair
+        chunks = np.minimum(steps["chunk_pairs"] * of.absorbed_pair, made)
+        multiplied = full * (steps["shared_pairs"] * of.absorbed_pair + chunks * share)
+    attention = multiplied * 2.0 * sizes.heads / machine.best_rate(sizes.layer_weights)
     return float((products + head + attention + (kv + logits) / machine.copy).sum())
 
 

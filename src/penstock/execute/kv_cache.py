@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.kernels.state_forms import PagedForm, RecurrentForm
+from penstock.kernels.fp8_rows import E4M3
+from penstock.kernels.state_forms import LatentForm, PagedForm, RecurrentForm
 from penstock.layers.block import Keeper
 from penstock.schedule.step import Int32, Int64, StepPlan
 
@@ -117,12 +118,23 @@ def token_bytes(forms: Sequence[PagedForm]) -> int:
 
 def kv_words(forms: Sequence[PagedForm]) -> str:
     """Says what paged state is stored as."""
+    if any(isinstance(form, LatentForm) for form in forms):
+        return _latent_words(forms)
     values = _name(forms[0].values)
     wide = {number: form.keys for number, form in enumerate(forms) if form.keys != form.values}
     if not wide:
         return values
     whose = "all layers" if len(wide) == len(forms) else f"layers {', '.join(map(str, wide))}"
     return f"{values}, keys of {whose} in {_name(next(iter(wide.values())))}"
+
+
+def _latent_words(forms: Sequence[PagedForm]) -> str:
+    wide = [str(number) for number, form in enumerate(forms) if form.keys == form.values]
+    plain = _name(forms[0].keys)
+    if len(wide) == len(forms):
+        return plain
+    layers = f" and layers {', '.join(wide)}" if wide else ""
+    return f"{_name(E4M3)}, what turns{layers} in {plain}"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -5,6 +5,7 @@ Where they go to eight bits a short sample runs through the model with plain KV,
     scales   a KV head's largest |k| and |v|, as stored: they come to half of what e4m3 holds or less
     check    by how much the layer's answers move when its keys alone are rounded; past KEY_ERROR its keys stay plain
 
+Latent vectors have one scale, and are keys and values at once: past KEY_ERROR the layer stays plain.
 It knows a model and token ids; no rows, no scheduler. Why scales are powers of two: docs/design/eight_bits.md.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +23,10 @@ from penstock.config import BLOCK_SIZE, KvCacheDtype, StateDtype
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.kv_cache import KvCache
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_GPU
-from penstock.kernels.inputs import AttentionKind, PrefillInputs, StateInputs, StepInputs
+from penstock.kernels.inputs import AttentionKind, ChunkSight, PrefillInputs, StateInputs, StepInputs
 from penstock.kernels.layer_kv import LEAST_KV_SCALE, KvForm, LayerKv
 from penstock.kernels.ops import Ops
-from penstock.kernels.state_forms import PagedForm, RecurrentForm
+from penstock.kernels.state_forms import LatentForm, LatentKv, PagedForm, RecurrentForm
 from penstock.layers.block import Keeper, is_recurrent
 from penstock.models.decoder import Decoder
 from penstock.parallel.layout import ALONE, Layout
@@ -37,7 +39,7 @@ Given = list[Tensor | None]
 
 @dataclass(slots=True)
 class SeenKv:
-    """What the sample showed of one layer."""
+    """What the sample showed of one layer. Of latent vectors largest and scales are [1]."""
 
     largest: Tensor  # [2, kv_heads] float32: |k| and |v|
     scales: Tensor  # [2, kv_heads] float32: its checkpoint's, or what the largest ask for
@@ -55,8 +57,7 @@ def fit_kv(
     """Settles the form of each layer's K and V.
 
     given: a layer's scales [2, kv_heads] as its checkpoint has them, None: they are measured.   sample: [prompts,
-    tokens] ids, None: the built-in one, which all ranks run together.   UsageError for a GPU that has no e4m3, and for
-    a model that keeps something else than K and V.
+    tokens] ids, None: the built-in one, which all ranks run together.   UsageError for a GPU that has no e4m3.
     """
     if asked == "auto":
         return
@@ -66,9 +67,8 @@ def fit_kv(
             keeper.form = form
         return
     check_eight_bits(model.device, ops)
-    narrowest(model.paged_forms, asked)  # refuses what has no form in eight bits
     for keeper, layer in zip(paged, look_at_kv(model, ops, sample, given), strict=True):
-        assert isinstance(keeper.form, KvForm)
+        assert isinstance(keeper.form, KvForm | LatentForm)
         keeper.form = _form(keeper.form, layer)
 
 
@@ -95,19 +95,20 @@ def with_pages(model: Decoder) -> list[Keeper]:
 
 
 def narrowest(forms: Sequence[PagedForm], asked: KvCacheDtype) -> list[PagedForm]:
-    """Returns what plain forms become at best: all keys in eight bits, where they are asked for. Their scales are ones.
-    UsageError for forms that have none in eight bits."""
+    """Returns what plain forms become at best: all keys in eight bits, where they are asked for. Their scales are
+    ones."""
     if asked == "auto":
         return [*forms]
     if asked == "bfloat16":
         return [form.plain(torch.bfloat16) for form in forms]
-    heads = [form for form in forms if isinstance(form, KvForm)]
-    if len(heads) < len(forms):
-        raise UsageError(
-            "kv_cache_dtype fp8 is for keys and values by head, and this model keeps latent vectors: leave it auto",
-            param="kv_cache_dtype",
-        )
-    return [replace(form, keys=E4M3, values=E4M3, scales=torch.ones(2, form.kv_heads)) for form in heads]
+    found = list[PagedForm]()
+    for form in forms:
+        if isinstance(form, LatentForm):
+            found.append(replace(form, scale=torch.ones(1)))
+        else:
+            assert isinstance(form, KvForm)
+            found.append(replace(form, keys=E4M3, values=E4M3, scales=torch.ones(2, form.kv_heads)))
+    return found
 
 
 def reads_eight_bits(device: torch.device, ops: Ops) -> bool:
@@ -156,7 +157,8 @@ def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None, given: Gi
     blocks = torch.arange(1, prompts * each + 1, device=model.device)
     look = _Look(ops, layers, given or [None] * len(layers), blocks)
     inputs = whole_prompts(prompts, tokens, blocks.view(prompts, each))
-    model.forward(sample.to(model.device).flatten(), inputs, cache.layers, replace(ops, attention=look.attention))
+    looking = replace(ops, attention=look.attention, latent_attention=look.latent_attention)
+    model.forward(sample.to(model.device).flatten(), inputs, cache.layers, looking)
     for number, layer in enumerate(look.seen):
         if not layer.largest.isfinite().all():
             raise CheckpointError(
@@ -169,8 +171,9 @@ def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None, given: Gi
 class _Look:
     """Stands in for attention, and sees what each layer stores and answers, one after the other."""
 
-    def __init__(self, ops: Ops, layers: list[LayerKv], given: Given, blocks: Tensor) -> None:
+    def __init__(self, ops: Ops, layers: list[LayerKv | LatentKv], given: Given, blocks: Tensor) -> None:
         self._attend, self._layers, self._given, self.blocks = ops.attention, layers, given, blocks
+        self._attend_latents = ops.latent_attention
         self.seen: list[SeenKv] = []
 
     def attention(
@@ -190,6 +193,21 @@ class _Look:
         self.seen.append(SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
         return answer
 
+    def latent_attention(
+        self, q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: Any
+    ) -> Tensor:
+        assert kv is self._layers[len(self.seen)], "layers attend in their order"
+        answer = self._attend_latents(q, up, kv, inputs, kind, plan)
+        held = kv.vectors.index_select(0, self.blocks).float()
+        largest = held.abs().amax().view(1)
+        scales = scales_for(largest)
+        rounded = torch.zeros_like(kv.latent)
+        rounded[self.blocks, :, : kv.value_width] = _through_e4m3(held, scales).to(rounded.dtype)
+        rounded[self.blocks, :, kv.value_width :] = kv.turned.index_select(0, self.blocks)
+        moved = self._attend_latents(q, up, LatentKv(rounded, kv.value_width), inputs, kind, plan)
+        self.seen.append(SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
+        return answer
+
 
 def scales_for(largest: Tensor) -> Tensor:
     """largest [...] of what is stored -> scales: the least powers of two under which it is 448 / HEADROOM at most.
@@ -199,7 +217,9 @@ def scales_for(largest: Tensor) -> Tensor:
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(least))), 1.0)
 
 
-def _form(plain: KvForm, seen: SeenKv) -> KvForm:
+def _form(plain: KvForm | LatentForm, seen: SeenKv) -> KvForm | LatentForm:
+    if isinstance(plain, LatentForm):
+        return replace(plain, scale=seen.scales) if seen.key_error <= KEY_ERROR else plain
     scales, keys = seen.scales.clone(), E4M3
     if not seen.key_error <= KEY_ERROR:
         scales[0], keys = 1.0, plain.keys
@@ -207,18 +227,22 @@ def _form(plain: KvForm, seen: SeenKv) -> KvForm:
 
 
 def kept_form(
-    plain: KvForm, scales: tuple[list[float], list[float]], device: torch.device, layout: Layout = ALONE
-) -> KvForm:
+    plain: KvForm | LatentForm, scales: tuple[list[float], list[float]], device: torch.device, layout: Layout = ALONE
+) -> KvForm | LatentForm:
     """Returns what a layer becomes by the scales of its model's heads, K's (none: keys stay plain) and V's; of several
-    ranks each takes its own heads'."""
+    ranks each takes its own heads'. Latent vectors have one, of values; none: the layer stays plain."""
     of_keys, of_values = scales
+    if isinstance(plain, LatentForm):
+        return replace(plain, scale=torch.tensor(of_values, device=device)) if of_values else plain
     shares, share = layout.share(len(of_values), "KV heads", repeats=True)
     each = [torch.tensor(part or [1.0] * len(of_values)).view(shares, -1)[share] for part in (of_keys, of_values)]
     return replace(plain, keys=E4M3 if of_keys else plain.keys, values=E4M3, scales=torch.stack(each).to(device))
 
 
-def told_scales(form: KvForm) -> tuple[list[float], list[float]]:
-    """Returns what `kept_form` makes a form in eight bits of."""
+def told_scales(form: KvForm | LatentForm) -> tuple[list[float], list[float]]:
+    """Returns what `kept_form` makes the form of, which is in eight bits, or of latent vectors."""
+    if isinstance(form, LatentForm):
+        return [], [] if form.scale is None else form.scale.tolist()
     assert form.scales is not None
     of_keys, of_values = form.scales.tolist()
     return of_keys if form.keys == E4M3 else [], of_values
@@ -247,6 +271,7 @@ def whole_prompts(prompts: int, tokens: int, tables: Tensor, context: int = 0) -
         start=torch.arange(0, (prompts + 1) * tokens, tokens, dtype=torch.int32, device=device),
         context=torch.full((prompts,), context, dtype=torch.int32, device=device),
         block_table=tables.to(torch.int32),
+        seen=ChunkSight.of(np.full(prompts, tokens), np.full(prompts, context)),
     )
     nobody = torch.zeros(0, dtype=torch.int64, device=device)
     states = StateInputs(nobody, nobody.bool(), torch.arange(prompts, device=device))

@@ -20,7 +20,7 @@ from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.cpu_threads import settle_threads
 from penstock.execute.executor import Executor, open_executor
 from penstock.execute.first_step import StartClock, take_first_step
-from penstock.execute.kv_fit import check_eight_bits, fit_kv, fit_states, kept_form, reads_eight_bits
+from penstock.execute.kv_fit import check_eight_bits, fit_kv, fit_states, kept_form, reads_eight_bits, with_pages
 from penstock.execute.layer_pages import open_token_bytes, pages_of
 from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.reload import load_beside
@@ -28,6 +28,7 @@ from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
 from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.ops import Ops
+from penstock.kernels.state_forms import LatentForm
 from penstock.models.decoder import Decoder
 from penstock.models.generation_config import end_ids, read_generation_defaults
 from penstock.models.model_config import ModelConfig
@@ -176,15 +177,17 @@ def settle_kv(
     """Settles what K and V of a loaded model are stored as, from here on: as its artifact says, where it does. sample:
     `fit_kv`'s. Of several ranks all come here at once."""
     asked, given = find_kv_dtype(config.model.kv_cache_dtype, model.config.quantization, model.device, ops), None
-    heads = [(keeper, form) for keeper in model.owners if isinstance(form := keeper.form, KvForm)]
-    if asked == "fp8" and config.kv_scales.keys() >= {keeper.name for keeper, _ in heads}:
-        for keeper, form in heads:
-            keeper.form = kept_form(form, config.kv_scales[keeper.name], model.device, layout)
+    paged = with_pages(model)
+    if asked == "fp8" and config.kv_scales.keys() >= {keeper.name for keeper in paged}:
+        for keeper in paged:
+            assert isinstance(keeper.form, KvForm | LatentForm)
+            keeper.form = kept_form(keeper.form, config.kv_scales[keeper.name], model.device, layout)
         return
     if asked == "fp8" and config.model.load_format != "dummy":
-        given = read_kv_scales(
-            folder, [keeper.name for keeper, _ in heads], [form.kv_heads for _, form in heads], layout, model.config
-        )
+        heads = {keeper.name: keeper.form.kv_heads for keeper in paged if isinstance(keeper.form, KvForm)}
+        found = read_kv_scales(folder, [*heads], [*heads.values()], layout, model.config)
+        by_name = dict(zip(heads, found, strict=True))
+        given = [by_name.get(keeper.name) for keeper in paged]  # latent vectors' are measured
     fit_kv(model, asked, ops, given=given, sample=sample)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.execute.padding import BesideSizes
 from penstock.execute.staging import Staging
-from penstock.kernels.inputs import PrefillInputs
+from penstock.kernels.inputs import ChunkSight, PrefillInputs
 from penstock.kernels.row_state import pack_joins
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, Int64, Joins, StepPlan
@@ -95,7 +95,8 @@ def pack_chunks(
     start[: count + 1] = chunks.start
     context = np.zeros(capacity, np.int32)
     context[:count] = chunks.context
-    inputs = PrefillInputs(staging.add(start), staging.add(context), staging.add(_widened(chunks.blocks)))
+    seen = ChunkSight.of(np.diff(chunks.start), chunks.context)
+    inputs = PrefillInputs(staging.add(start), staging.add(context), staging.add(_widened(chunks.blocks)), seen)
     states = tags = embeds = None
     if dump_state is not None:
         own = np.full(capacity, dump_state, np.int64)

@@ -83,7 +83,8 @@ class TorchRunner:
         self.sampling_defaults = sampling_defaults
         self.model_sizes = ModelSizes.of(model)
         kind = next((kind for kind in model.kinds if kind.window is None), next(iter(model.kinds)))
-        times = prefix_cost_times(ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device, model.kv_share)
+        read = model.kv_share / (1 if kind.latent is None else 2)  # a latent vector is key and value at once
+        times = prefix_cost_times(ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device, read)
         self.sharing = SharingCosts(**asdict(times))  # when a prefix group pays
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),

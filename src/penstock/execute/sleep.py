@@ -17,6 +17,7 @@ from torch import Tensor
 
 from penstock.execute.reload import arrays_of, parts_within
 from penstock.kernels.layer_kv import KvForm
+from penstock.kernels.state_forms import LatentForm
 from penstock.models.decoder import Decoder
 
 
@@ -26,7 +27,8 @@ class RestingWeights:
     def __init__(self, model: Decoder, level: int) -> None:
         self._model, self.gone = model, False
         # No checkpoint's, and wanted with the next weights too: what rotates, and scales of K and V.
-        scales = (form.scales for form in model.paged_forms if isinstance(form, KvForm))
+        scales = [form.scales for form in model.paged_forms if isinstance(form, KvForm)]
+        scales += [form.scale for form in model.paged_forms if isinstance(form, LatentForm)]
         self._stays = [each for each in (*model.kinds.values(), *scales) if each is not None]
         self._hosts: list[tuple[torch.UntypedStorage, Tensor]] = []
         if level == 2:

@@ -124,9 +124,11 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "experts": _experts(),
     "plan": _triton("attention", "takes buffers once a step"),
     "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
-    "latent_store": _triton("latent", "norm, rotation and store in one launch"),
+    "latent_store": (
+        Candidate("triton", "latent_store", "norm, rotation and store in one launch", devices=("cuda",)),
+        *_reference("latent", "plain torch: Triton runs on CUDA alone"),
+    ),
     "latent_attention": _triton("latent", "a vector is read once for scores and answers"),
-    "by_head": _reference("latent", "torch's batched products"),
     "short_conv": _triton("short_conv", "gates and taps in one launch of rows, two of chunks"),
     "delta_rule": _triton("delta_rule", "one launch of rows, five of chunks"),
     "mamba2": _triton("mamba2", "one launch of rows, four of chunks"),

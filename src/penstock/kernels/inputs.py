@@ -10,8 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from penstock.kernels.latent import LatentSizes
 
 TILE = 128  # tokens by which a vocabulary is drawn from, and cut over ranks
 
@@ -26,6 +30,7 @@ class AttentionKind:
     value_width: numbers of a value; None: as many as of a key.
     keys_as_values: a fused product has no columns of values: they are the keys' columns, before norm and rotation.
     normed_values: values are normed head by head, without a weight, by the eps of the keys' norm (Gemma 4).
+    latent: the one KV head is a vector that all heads' keys and values may be made of; None: it isn't.
     """
 
     heads: int
@@ -39,6 +44,7 @@ class AttentionKind:
     value_width: int | None = None
     keys_as_values: bool = False
     normed_values: bool = False
+    latent: LatentSizes | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +80,29 @@ class PrefillInputs:
     start: Tensor  # [chunks + 1] int32, CSR over the step's tokens after the S decode rows
     context: Tensor  # [chunks] int32: position of a chunk's first token
     block_table: Tensor  # [chunks, width] int32
+    seen: ChunkSight | None = None  # host; None: in a graph, which runs whatever chunks are put into it
+
+    def expands(self, sizes: LatentSizes, least: int) -> bool:
+        """Whether the chunks have each head's keys and values made of the latent vectors that they see: `least` tokens
+        or more, where that is fewer multiplications."""
+        seen = self.seen
+        return seen is not None and seen.tokens >= least and sizes.expands(seen.tokens, seen.stored, seen.pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSight:
+    """What a step's chunks see, as the host knows it."""
+
+    tokens: int  # of the chunks
+    stored: int  # tokens that they see, each chunk's own among them
+    pairs: int  # of a chunk's token and one that it sees, itself among them
+
+    @classmethod
+    def of(cls, sizes: NDArray[np.integer[Any]], context: NDArray[np.integer[Any]]) -> ChunkSight:
+        """sizes, context [chunks]: a chunk's tokens, and those before it."""
+        sizes, context = sizes.astype(np.int64), context.astype(np.int64)
+        tokens, pairs = int(sizes.sum()), int((sizes * context + sizes * (sizes + 1) // 2).sum())
+        return cls(tokens, tokens + int(context[sizes > 0].sum()), pairs)
 
 
 @dataclass(slots=True)

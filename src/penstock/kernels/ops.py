@@ -68,7 +68,7 @@ class LatentStore(Protocol):
     given `[T, rank + turning]`: a latent vector before its norm, and the key that all heads share, which turns; q
     `[T, H, still + turning]`, of which the last `turning` are turned in place; norm `[rank]`. cos_sin
     `[max_pos, 2, turning / 2]` float32; the two halves turn together. plan: what `plan` gave.
-    At `inputs.slots` lie the normed vector and the turned key, one behind the other.
+    At `inputs.slots` lie the normed vector, in eight bits where `kv` has a scale, and the turned key.
     """
 
     def __call__(
@@ -85,13 +85,19 @@ class LatentStore(Protocol):
 
 
 class AttentionOverLatents(Protocol):
-    """Decode rows (their prefix group first, where they have one), then chunks, over the latent vectors of one layer:
-    all heads read the same ones, as keys whole and, their first `rank` numbers, as values.
+    """Decode rows (their prefix group first, where they have one), then chunks, over the latent vectors of one layer.
 
-    q `[T, H, rank + turning]`, its first part multiplied by the keys' matrix already; returns `[T, H, rank]`.
+    q `[T, H, still + turning]`, turned; up `[H, still + value, rank]`: what makes a head's key, but for what turns, and
+    its value of a vector's first `rank` numbers; kind.latent: the sizes. Returns `[T, H, value]`.
+
+    Of two forms that differ in rounding alone rows take the absorbed one: queries are multiplied by the keys' part of
+    `up`, score the vectors themselves, and what weighed vectors become comes behind the sum. Chunks whose tokens are
+    enough, and who see little that isn't their own (`LatentSizes.expands`), take the other: keys and values are made.
     """
 
-    def __call__(self, q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: Any) -> Tensor: ...
+    def __call__(
+        self, q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: Any
+    ) -> Tensor: ...
 
 
 class GatedConvolution(Protocol):
@@ -218,7 +224,6 @@ class Ops:
     attention: Attention
     latent_store: LatentStore
     latent_attention: AttentionOverLatents
-    by_head: Callable[[Tensor, Tensor], Tensor]  # x [T, H, in], weight [H, out, in] -> [T, H, out]
     short_conv: GatedConvolution
     delta_rule: DeltaRule
     mamba2: Mamba2Scan

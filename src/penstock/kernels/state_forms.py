@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.fp8_rows import E4M3
 
 ALIGN = 16  # bytes: arrays of a slot begin at multiples of so many, which kernels' wide loads want
 
@@ -52,31 +53,46 @@ class PagedForm(Protocol):
 class LatentKv:
     """A layer's latent vectors over one storage, which all heads read: as keys whole, as values their first part."""
 
-    latent: Tensor  # [blocks, 16, width], a view
+    latent: Tensor  # [blocks, 16, width], a view; with a scale what is in eight bits, [blocks, 16, value_width] e4m3
     value_width: int  # the first numbers of a vector, which are its value
+    beside: Tensor | None = None  # with a scale: the rest of each vector, [blocks, 16, width - value_width], a view
+    scale: Tensor | None = None  # [1] float32: LatentForm's
 
-    scales: None = None  # nothing is in eight bits
+    scales: None = None  # by head there are none
     kv_heads: int = 1
 
     @property
-    def keys(self) -> Tensor:
-        """Returns the keys [blocks, 1, 16, width], a view."""
-        return self.latent[:, None]
+    def vectors(self) -> Tensor:
+        """Returns the vectors' first parts [blocks, 16, value_width], a view."""
+        return self.latent[..., : self.value_width]
 
     @property
-    def values(self) -> Tensor:
-        """Returns the values [blocks, 1, 16, value_width], a view."""
-        return self.keys[..., : self.value_width]
+    def turned(self) -> Tensor:
+        """Returns the rest of each [blocks, 16, width - value_width], a view."""
+        return self.latent[..., self.value_width :] if self.beside is None else self.beside
+
+    def worth(self, blocks: Tensor) -> Tensor:
+        """blocks [n] int -> whole vectors [n, 16, width], in the dtype of what isn't in eight bits."""
+        if self.beside is None or self.scale is None:
+            return self.latent.index_select(0, blocks)
+        eight = self.latent.view(torch.uint8).index_select(0, blocks).view(E4M3)
+        beside = self.beside.index_select(0, blocks)
+        return torch.cat(((eight.float() * self.scale).to(beside.dtype), beside), 2)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentForm:
     """One vector a token that serves all heads (multi-head latent attention, arXiv:2405.04434): it is the key as a
-    whole, and its first `value_width` numbers are the value."""
+    whole, and its first `value_width` numbers are the value.
+
+    scale: [1] float32, on the layer's device: values are in eight bits, worth scale * e4m3, by the rule of
+    `layer_kv.py`, and of a block all values lie before what turns, which keeps its dtype. None: all is plain.
+    """
 
     width: int
     value_width: int
     dtype: torch.dtype
+    scale: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.value_width <= self.width:
@@ -88,21 +104,29 @@ class LatentForm:
 
     @property
     def values(self) -> torch.dtype:
-        return self.dtype
+        return self.dtype if self.scale is None else E4M3
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        return (BLOCK_SIZE * self.width * self.dtype.itemsize,)
+        return (self._value_bytes + BLOCK_SIZE * (self.width - self.value_width) * self.dtype.itemsize,)
 
     @property
     def block_bytes(self) -> int:
         return self.block_shape[0]
 
     def over(self, storage: Tensor) -> LatentKv:
-        return LatentKv(storage.view(self.dtype).unflatten(1, (BLOCK_SIZE, self.width)), self.value_width)
+        if self.scale is None:
+            return LatentKv(storage.view(self.dtype).unflatten(1, (BLOCK_SIZE, self.width)), self.value_width)
+        values, beside = storage[:, : self._value_bytes].view(E4M3), storage[:, self._value_bytes :].view(self.dtype)
+        by_token = (each.unflatten(1, (BLOCK_SIZE, -1)) for each in (values, beside))
+        return LatentKv(next(by_token), self.value_width, next(by_token), self.scale)
 
     def plain(self, dtype: torch.dtype) -> LatentForm:
         return LatentForm(self.width, self.value_width, dtype)
+
+    @property
+    def _value_bytes(self) -> int:
+        return BLOCK_SIZE * self.value_width * self.values.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ TUNABLES = (
         "attention", "few_programs", 512, (512, 256, 1024),
         "programs that few rows' attention is cut into",
     ),
+    Tunable(
+        "latent_attention", "expand_tokens", 256, (256, 64, 128, 512, 1024, 1 << 40),
+        "tokens of a step's prompts from which on keys and values may be made of latent vectors",
+    ),
 )  # fmt: skip
 
 

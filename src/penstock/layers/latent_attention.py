@@ -1,8 +1,8 @@
 """LatentAttention: all heads read one vector a token, of which their keys and values are made (DeepSeek-V2,
 arXiv:2405.04434).
 
-A head's key is its part of `up` times the vector; so its query times that part scores the vector itself, and what it
-makes of the weighed vectors comes behind the sum: nothing of a stored token is computed twice.
+A head's key is its part of `up` times the vector, and its value another part. Whether these are made, or queries and
+answers multiplied in their place, is the operation's choice (`ops.AttentionOverLatents`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class LatentAttention:
     out: Linear  # [d, heads * value]
     pairs: bool  # neighbours turn together: even numbers are put in front of odd ones
     query_scale: Tensor | None  # [positions]: what a query is multiplied by where it stands
-    to_latent: Tensor = field(init=False)  # [heads, rank, still]
-    from_latent: Tensor = field(init=False)  # [heads, value, rank]
+    by_head: Tensor = field(init=False)  # [heads, still + value, rank]: `up` in the model's dtype
 
     source: None = None
 
@@ -60,11 +59,9 @@ class LatentAttention:
         q = q.reshape(-1, self.kind.heads, s.head)
         ops.latent_store(given, q, self.norm.weight.value, self.norm.eps, self.cos_sin, step, kv, plan)
         q = step.keep(q)
-        asked = torch.cat((ops.by_head(q[..., : s.still], self.to_latent), q[..., s.still :]), 2)
         if self.query_scale is not None:
-            asked.mul_(self.query_scale.index_select(0, step.keep(step.positions))[:, None, None])
-        seen = ops.latent_attention(asked, kv, step, self.kind, plan)
-        return self.out(ops, ops.by_head(seen, self.from_latent).flatten(1))
+            q.mul_(self.query_scale.index_select(0, step.keep(step.positions))[:, None, None])
+        return self.out(ops, ops.latent_attention(q, self.by_head, kv, step, self.kind, plan).flatten(1))
 
     @property
     def reader(self) -> Linear:
@@ -90,10 +87,8 @@ class LatentAttention:
             matrix.prepare(ops)
         s = self.sizes
         one = torch.eye(s.rank, dtype=ops.dtype, device=self.cos_sin.device)
-        by_head = self.up(ops, one).view(s.rank, self.kind.heads, s.still + s.value)  # whatever `up` is stored in
-        keys, values = by_head[..., : s.still], by_head[..., s.still :]
-        self.to_latent = keys.permute(1, 0, 2).contiguous()
-        self.from_latent = values.permute(1, 2, 0).contiguous()
+        made = self.up(ops, one)  # [rank, heads * (still + value)], whatever `up` is stored in
+        self.by_head = made.T.contiguous().view(self.kind.heads, s.still + s.value, s.rank)
         self.up.product = None
 
     def _reorder(self) -> None:
@@ -137,6 +132,7 @@ def make_latent_attention(
         window=None,
         scale=scale,
         value_width=s.rank,
+        latent=s,
     )
     return LatentAttention(
         at,

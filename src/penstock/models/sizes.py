@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.latent import LatentSizes
 
 if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
@@ -20,6 +21,7 @@ class ModelSizes:
     kv_share: bytes of such a number as it is stored, over those of a number of the model's dtype.
     windows: of the layers that have one.
     recurrent: layers that attend nothing.   slot_bytes: bytes of their state, all of them, of a sequence.
+    latent: what all attending layers keep in place of keys and values.
     """
 
     layers: int
@@ -33,6 +35,7 @@ class ModelSizes:
     windows: tuple[int, ...] = ()
     recurrent: int = 0
     slot_bytes: int = 0
+    latent: LatentSizes | None = None
 
     @classmethod
     def of(cls, model: Decoder) -> ModelSizes | None:
@@ -41,10 +44,11 @@ class ModelSizes:
         attending = [[keeper.kind for keeper in each if keeper.kind is not None] for each in model.keepers]
         kinds = [kind for each in attending for kind in each]
         numbers = [count for block in model.blocks if (count := block.numbers) is not None]
-        shapes = {(kind.heads, kind.width) for kind in kinds}
+        shapes = {(kind.heads, kind.width, kind.latent) for kind in kinds}
         if len(shapes) != 1 or len(numbers) < len(model.blocks) or max(map(len, attending)) > 1:
             return None
-        ((heads, width),) = shapes
+        ((heads, width, latent),) = shapes
+        up = 0 if latent is None else heads * latent.expansion * len(kinds)  # head by head, and no matrix of the blocks
         stored = sum(form.plain(model.dtype).block_bytes for form in model.paged_forms)
         return cls(
             layers=len(model.blocks),
@@ -52,10 +56,11 @@ class ModelSizes:
             heads=heads,
             head_dim=width,
             vocab=model.head_rows,
-            layer_weights=round(sum(numbers) / len(numbers)),
+            layer_weights=round((sum(numbers) + up) / len(numbers)),
             kv_numbers=stored // (BLOCK_SIZE * model.dtype.itemsize),
             kv_share=model.kv_share,
             windows=tuple(kind.window for kind in kinds if kind.window is not None),
             recurrent=attending.count([]),
             slot_bytes=model.slot_bytes,
+            latent=latent,
         )

@@ -36,7 +36,7 @@ def attention(
 ) -> Tensor:  # fmt: skip
     """q [T, H, D] over a layer's KV -> [T, H, V]. The contract is `ops.Attention`; over latent vectors
     `ops.AttentionOverLatents`."""
-    out = torch.empty((*q.shape[:2], kv.values.shape[3]), dtype=q.dtype, device=q.device)
+    out = torch.empty((*q.shape[:2], kind.value_width or q.shape[2]), dtype=q.dtype, device=q.device)
     rows = inputs.rows
     if plan.decode is not None:
         attend_rows(q[:rows], kv, plan.decode, kind, out[:rows], sinks)

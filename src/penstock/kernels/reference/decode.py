@@ -25,7 +25,7 @@ from penstock.kernels.state_forms import LatentKv
 # Tokens whose weighted values are summed at once. MKL sums up to 192 terms in one go on AMD, 240 by AVX2 and 384 by
 # AVX-512 on Intel; more it cuts by their number.
 RUN = 192
-Flat = Tensor | tuple[Tensor, Tensor | int]  # K and V as `_flat` gives them
+Flat = Tensor | tuple[Tensor, Tensor] | LatentKv  # K and V as `_flat` gives them
 
 
 @dataclass(slots=True)
@@ -88,10 +88,9 @@ def attend_rows(
 
 def _flat(kv: LayerKv | LatentKv) -> Flat:
     """Views: of plain KV [blocks * Hkv * 2, 16 * D], K and V taking turns; with V in eight bits K and V apart, each
-    [blocks * Hkv, 16 * D] as it lies there. Eight bits are bytes, as torch can move them. Of latent vectors
-    [blocks, 16 * D], and how many numbers of each are its value."""
+    [blocks * Hkv, 16 * D] as it lies there. Eight bits are bytes, as torch can move them. Latent vectors stay so."""
     if isinstance(kv, LatentKv):
-        return kv.latent.flatten(1), kv.value_width
+        return kv
     blocks, heads, size, width = kv.keys.shape
     if kv.scales is None:
         return kv.storage.view(kv.keys.dtype).view(blocks * heads * 2, size * width)
@@ -132,10 +131,13 @@ def _gather(
         keys, values = torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
         return keys, values
     apart = index.view(2, -1)[0] // 2
-    if isinstance(flat[1], int):
-        held = plan.take(name, (apart.numel(), flat[0].shape[1]), flat[0], flat[0].dtype)
-        vectors = torch.index_select(flat[0], 0, apart, out=held).view(shape)
-        return vectors, vectors[..., : flat[1]]
+    if isinstance(flat, LatentKv):
+        if flat.scale is None:
+            held = plan.take(name, (apart.numel(), *flat.latent.shape[1:]), flat.latent, flat.latent.dtype)
+            vectors = torch.index_select(flat.latent, 0, apart, out=held).view(shape)
+        else:
+            vectors = flat.worth(apart).view(shape)
+        return vectors, vectors[..., : flat.value_width]
     keys, values = (
         torch.index_select(
             part, 0, apart, out=plan.take(f"{name}{at}", (apart.numel(), part.shape[1]), part, part.dtype)

@@ -46,17 +46,30 @@ def _chunk(
     sinks: Tensor | None,
 ) -> None:
     """q [n, H, D], out [n, H, V] at positions context .. context + n."""
-    count, heads, width = q.shape
-    kv_heads, length, window = kv.kv_heads, context + count, kind.window
+    length, window = context + q.shape[0], kind.window
     begin = 0 if window is None else max(0, context - window + 1) // BLOCK_SIZE
     table = table[begin : -(-length // BLOCK_SIZE)]
-    keys, values = (take_blocks(part, table).transpose(0, 1).flatten(1, 2) for part in (kv.keys, kv.values))
+    if isinstance(kv, LatentKv):
+        keys = kv.worth(table).flatten(0, 1)[None]
+        values = keys[..., : kv.value_width]
+    else:
+        keys, values = (take_blocks(part, table).transpose(0, 1).flatten(1, 2) for part in (kv.keys, kv.values))
+    attend_keys(q, keys, values, context, kind, out, begin * BLOCK_SIZE, kv.scales, sinks)
+
+
+def attend_keys(
+    q: Tensor, keys: Tensor, values: Tensor, context: int, kind: AttentionKind, out: Tensor, held: int = 0,
+    scales: Tensor | None = None, sinks: Tensor | None = None,
+) -> None:  # fmt: skip
+    """A chunk's q [n, H, D], its first token at position `context`, over keys [Hkv, tokens, D] and values
+    [Hkv, tokens, V] from position `held` on, of whole blocks, into out [n, H, V]. scales: LayerKv's."""
+    count, heads, width = q.shape
+    kv_heads, window = keys.shape[0], kind.window
     keys = keys.float()
     values = values.to(torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32)
     wide = (q.float() * kind.scale).view(count, kv_heads, -1, width).permute(1, 2, 0, 3)
-    if kv.scales is not None:
-        wide = wide * kv.scales[0, :, None, None, None]
-    held = begin * BLOCK_SIZE  # position of the first key
+    if scales is not None:
+        wide = wide * scales[0, :, None, None, None]
     piece = max(1, min(PIECE, PIECE_SCORES // (heads * keys.shape[1])))
     for first in range(0, count, piece):
         last = min(first + piece, count)
@@ -73,8 +86,8 @@ def _chunk(
             weights.view(by_head.shape).mul_(left_of(by_head, sinks[:, None])[..., None])
         weights = weights.to(values.dtype)
         mixed = torch.bmm(weights, values[:, low:high])
-        if kv.scales is not None:
-            mixed = mixed * kv.scales[1, :, None, None]
+        if scales is not None:
+            mixed = mixed * scales[1, :, None, None]
         out[first:last] = mixed.view(heads, last - first, -1).transpose(0, 1)
 
 

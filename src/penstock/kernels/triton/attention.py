@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.decode import FEW_PROGRAMS, attend_rows
+from penstock.kernels.triton.latent_chunks import ChunkRoom
 from penstock.kernels.triton.one_row_attention import attend_one
 from penstock.kernels.triton.prefill import attend_chunks
 from penstock.kernels.triton.prefix import PrefixState, attend_prefixes
@@ -21,10 +22,12 @@ from penstock.kernels.triton.prefix import PrefixState, attend_prefixes
 
 @dataclass(slots=True)
 class KindPlan:
-    """What layers of one kind share in a step: the rows as they attend them, one buffer for what prefixes leave."""
+    """What layers of one kind share in a step: the rows as they attend them, one buffer for what prefixes leave, and
+    room for what chunks make of latent vectors, which the first layer that needs it takes."""
 
     decode: DecodeInputs | None
     prefix: PrefixState | None
+    room: ChunkRoom | None = None
 
 
 def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:

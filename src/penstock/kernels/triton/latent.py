@@ -14,15 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
+from penstock.kernels.latent import EXPAND_TOKENS, LatentSizes
 from penstock.kernels.state_forms import LatentKv
 from penstock.kernels.triton.attention import KindPlan
 from penstock.kernels.triton.decode import FEW_PROGRAMS, MOST_SPLITS, extent, join_parts, splits_of
 from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, span
-from penstock.kernels.triton.grid import cdiv, next_power_of_2
+from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
+from penstock.kernels.triton.latent_chunks import LEAST, ChunkRoom, attend_expanded, heads_at_once
 from penstock.kernels.triton.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 
-_MOST_HEADS = 16  # of a program of a decode row
-_TALL = 64  # queries of a program of a prefix or a chunk, at least
+Shape = tuple[int, int, int, int]  # queries of a program at least, tokens of a tile, warps, stages
 
 
 @triton.jit
@@ -31,42 +32,82 @@ def _queries(
     RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr,
 ):  # fmt: skip
     """A tile of QUERIES: as many rows from `row` on as it holds x HELD heads, the part-th of HEADS -> rows, heads,
-    which there are, and the two parts of the queries [M, RANK_PAD], [M, TURNING_PAD]."""
-    at, lane, turn = tl.arange(0, QUERIES), tl.arange(0, RANK_PAD), tl.arange(0, TURNING_PAD)
+    which there are, and the queries in parts: two halves [M, RANK_PAD / 2], and what turns [M, TURNING_PAD]."""
+    at, turn, low = tl.arange(0, QUERIES), tl.arange(0, TURNING_PAD), tl.arange(0, RANK_PAD // 2)
+    high = RANK_PAD // 2 + low
     member, head = row + at // HELD, part * HELD + at % HELD
     valid = (member < row_end) & (at < QUERIES // HELD * HELD) & (head < HEADS)
     cell = q + member.to(tl.int64)[:, None] * stride + head[:, None] * (RANK + TURNING)
-    still = tl.load(cell + lane[None, :], mask=valid[:, None] & (lane < RANK)[None, :], other=0.0)
+    front = tl.load(cell + low[None, :], mask=valid[:, None] & (low < RANK)[None, :], other=0.0)
+    back = tl.load(cell + high[None, :], mask=valid[:, None] & (high < RANK)[None, :], other=0.0)
     turned = tl.load(cell + RANK + turn[None, :], mask=valid[:, None] & (turn < TURNING)[None, :], other=0.0)
-    return member, head, valid, still, turned
+    return member, head, valid, front, back, turned
+
+
+@triton.jit
+def _with_eight(front, back, turned, scale, of_eight, EIGHT: tl.constexpr):
+    """Queries as they are multiplied by what is stored, the scale of their scores, and that of answers. Vectors in
+    eight bits are widened to float16, as `flash_loop.with_eight` has it: queries, which are 4 powers of two smaller,
+    have the vectors' scale in them."""
+    of_answer = 1.0
+    if EIGHT:
+        of_answer = tl.load(of_eight)
+        if turned.dtype == tl.float32:
+            front, back = front * of_answer, back * of_answer
+        else:
+            front = (front.to(tl.float32) * (of_answer * 0.0625)).to(tl.float16)
+            back = (back.to(tl.float32) * (of_answer * 0.0625)).to(tl.float16)
+            turned, scale = (turned * 0.0625).to(turned.dtype), scale * 16
+    return front, back, turned, scale, of_answer
 
 
 @triton.jit
 def _walk(
-    still, turned, state_max, state_sum, mixed, vectors, table, begin, end, position, scale, stride_block,
-    TOKENS: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr,
-    TURNING_PAD: tl.constexpr, PRECISION: tl.constexpr,
+    front, back, turned, state_max, state_sum, low, high, vectors, beside, table, begin, end, position, scale,
+    stride_block, stride_beside, EIGHT: tl.constexpr, TOKENS: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`flash_loop.walk` over vectors, from a block's first token on. A second walk without masks, over what every query
-    sees, would take registers for both: 848 bytes of a thread's lie in memory then, of eight warps."""
-    token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD), tl.arange(0, TURNING_PAD)
+    """`flash_loop.walk` over vectors in halves, of which fewer registers are held at once than of whole ones, from a
+    block's first token on. A second walk without masks, over what every query sees, would take registers for both: 848
+    bytes of a thread's lie in memory then, of eight warps."""
+    token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD // 2), tl.arange(0, TURNING_PAD)
+    beyond = RANK_PAD // 2 + lane
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # numbers between tokens
+    BESIDE: tl.constexpr = TURNING if EIGHT else FROM
     for at in range(begin, end, TOKENS):
         where = at + token
         stored = where < end
         block = tl.load(table + where // 16, mask=stored, other=0).to(tl.int64)
-        cell = vectors + block * stride_block + where % 16 * (RANK + TURNING)
-        vector = tl.load(cell[:, None] + lane[None, :], mask=stored[:, None] & (lane < RANK)[None, :], other=0.0)
-        key = tl.load(cell[:, None] + RANK + turn[None, :], mask=stored[:, None] & (turn < TURNING)[None, :], other=0.0)
+        cell = vectors + block * stride_block + where % 16 * FROM
+        one = tl.load(cell[:, None] + lane[None, :], mask=stored[:, None] & (lane < RANK)[None, :], other=0.0)
+        two = tl.load(cell[:, None] + beyond[None, :], mask=stored[:, None] & (beyond < RANK)[None, :], other=0.0)
+        keys = beside + block * stride_beside + where % 16 * BESIDE
+        key = tl.load(keys[:, None] + turn[None, :], mask=stored[:, None] & (turn < TURNING)[None, :], other=0.0)
+        if EIGHT:
+            one, two = one.to(front.dtype), two.to(front.dtype)
         scores = tl.dot(turned, tl.trans(key), input_precision=PRECISION)
-        scores = tl.dot(still, tl.trans(vector), scores, input_precision=PRECISION)
+        scores = tl.dot(front, tl.trans(one), scores, input_precision=PRECISION)
+        scores = tl.dot(back, tl.trans(two), scores, input_precision=PRECISION)
         scores = tl.where(stored[None, :] & (where[None, :] <= position[:, None]), scores, -1e30)
         larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - larger[:, None])
         shrink = tl.exp2(state_max - larger)
         state_sum = state_sum * shrink + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(vector.dtype), vector, mixed * shrink[:, None], input_precision=PRECISION)
+        weights = weights.to(one.dtype)
+        low = tl.dot(weights, one, low * shrink[:, None], input_precision=PRECISION)
+        high = tl.dot(weights, two, high * shrink[:, None], input_precision=PRECISION)
         state_max = larger
-    return state_max, state_sum, mixed
+    return state_max, state_sum, low, high
+
+
+@triton.jit
+def _write(to, low, high, share, valid, RANK: tl.constexpr, RANK_PAD: tl.constexpr):
+    """Two halves of answers [M, RANK_PAD / 2], times share [M], where `to` [M] points and `valid` says."""
+    lane, there = tl.arange(0, RANK_PAD // 2)[None, :], valid[:, None]
+    beyond = RANK_PAD // 2 + lane
+    dtype: tl.constexpr = to.dtype.element_ty
+    tl.store(to[:, None] + lane, (low * share[:, None]).to(dtype), mask=there & (lane < RANK))
+    tl.store(to[:, None] + beyond, (high * share[:, None]).to(dtype), mask=there & (beyond < RANK))
 
 
 @triton.jit(
@@ -74,13 +115,15 @@ def _walk(
     do_not_specialize_on_alignment=["start", "blocks", "length"],
 )
 def _prefix(
-    q, vectors, answer, lse, start, blocks, length, groups, splits, scale, stride_q, stride_block, stride_blocks,
-    HEADS: tl.constexpr, HELD: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
+    q, vectors, beside, of_eight, answer, lse, start, blocks, length, groups, splits, scale, stride_q, stride_block,
+    stride_beside, stride_blocks, EIGHT: tl.constexpr, HEADS: tl.constexpr, HELD: tl.constexpr,
+    QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
     RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
     PART_TOKENS: tl.constexpr, PART_TILE: tl.constexpr, EACH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Leaves the answer over each part of a group's prefix [S, H, splits, RANK] and its log-sum-exp [S, H, splits].
-    PARTS: programs that take the heads of a tile."""
+    """Leaves the answer over each part of a group's prefix [S, H, splits, RANK], the scale of eight bits left out, and
+    its log-sum-exp [S, H, splits]. vectors, beside: LatentKv's, of_eight its scale where EIGHT. PARTS: programs that
+    take the heads of a tile."""
     part = tl.program_id(0) % PARTS
     group, row = owner(start, groups, tl.program_id(0) // PARTS, QUERIES // HELD, EACH)
     row_end, whole = tl.load(start + group + 1), tl.load(length + group)
@@ -89,20 +132,20 @@ def _prefix(
     begin = split * stretch
     end = tl.minimum(begin + stretch, whole)
     if row < row_end and begin < end:
-        member, head, valid, still, turned = _queries(
+        member, head, valid, front, back, turned = _queries(
             q, row, row_end, part, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD, TURNING_PAD
         )
-        state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
+        front, back, turned, scale, _ = _with_eight(front, back, turned, scale, of_eight, EIGHT)
+        state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
+        high = low
         last = tl.full([QUERIES], 2**30, tl.int32)
         table = blocks + group.to(tl.int64) * stride_blocks
-        state_max, state_sum, mixed = _walk(
-            still, turned, state_max, state_sum, mixed, vectors, table, begin, end, last, scale, stride_block,
-            TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+        state_max, state_sum, low, high = _walk(
+            front, back, turned, state_max, state_sum, low, high, vectors, beside, table, begin, end, last, scale,
+            stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
         )  # fmt: skip
-        lane = tl.arange(0, RANK_PAD)
         place = (member.to(tl.int64) * HEADS + head) * splits + split
-        there = valid[:, None] & (lane < RANK)[None, :]
-        tl.store(answer + place[:, None] * RANK + lane[None, :], mixed / state_sum[:, None], mask=there)
+        _write(answer + place * RANK, low, high, 1.0 / state_sum, valid, RANK, RANK_PAD)
         tl.store(lse + place, state_max + tl.log2(state_sum), mask=valid)
 
 
@@ -111,8 +154,9 @@ def _prefix(
     do_not_specialize_on_alignment=["rows", "blocks", "position", "skip"],
 )
 def _own(
-    q, vectors, out, answer, lse, part, part_lse, blocks, rows, position, skip, capacity, scale, splits, split_tokens,
-    prefix_splits, stride_q, stride_block, stride_blocks, HEADS: tl.constexpr, HELD: tl.constexpr,
+    q, vectors, beside, of_eight, out, answer, lse, part, part_lse, blocks, rows, position, skip, capacity, scale,
+    splits, split_tokens, prefix_splits, stride_q, stride_block, stride_beside, stride_blocks, EIGHT: tl.constexpr,
+    HEADS: tl.constexpr, HELD: tl.constexpr,
     QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr,
     TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr, SKIPS: tl.constexpr,
     PREFIX_PARTS: tl.constexpr, PART_TOKENS: tl.constexpr, PART_TILE: tl.constexpr, SPLIT: tl.constexpr,
@@ -131,42 +175,43 @@ def _own(
         begin += split * stretch
         last = tl.minimum(begin + stretch, end)
     if (begin < end) | (split == 0):
-        _, head, valid, still, turned = _queries(
+        _, head, valid, front, back, turned = _queries(
             q, item.to(tl.int32), item.to(tl.int32) + 1, heads, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD,
             TURNING_PAD,
         )  # fmt: skip
-        lane = tl.arange(0, RANK_PAD)
-        there = valid[:, None] & (lane < RANK)[None, :]
-        state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
+        front, back, turned, scale, of_answer = _with_eight(front, back, turned, scale, of_eight, EIGHT)
+        state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
+        high = low
         if SKIPS and (first > 0) & (split == 0):
             place = (item * HEADS + head) * prefix_splits
-            used = 1
+            used, lane = 1, tl.arange(0, RANK_PAD // 2)[None, :]
+            beyond = RANK_PAD // 2 + lane
             if PREFIX_PARTS > 1:
                 used = tl.cdiv(first, span(first, prefix_splits, PART_TOKENS, PART_TILE))
             for at in tl.static_range(PREFIX_PARTS):
                 here = valid & (at < used)
                 seen = tl.load(lse + place + at, mask=here, other=-1e30)
-                each = tl.load(
-                    answer + (place + at)[:, None] * RANK + lane[None, :], mask=there & here[:, None], other=0.0
-                )
+                there, cell = here[:, None], answer + (place + at)[:, None] * RANK
+                one = tl.load(cell + lane, mask=there & (lane < RANK), other=0.0)
+                two = tl.load(cell + beyond, mask=there & (beyond < RANK), other=0.0)
                 larger = tl.maximum(state_max, seen)
                 share, shrink = tl.exp2(seen - larger), tl.exp2(state_max - larger)
                 state_sum = state_sum * shrink + tl.where(here, share, 0.0)
-                mixed = mixed * shrink[:, None] + each * share[:, None]
+                low = low * shrink[:, None] + one * share[:, None]
+                high = high * shrink[:, None] + two * share[:, None]
                 state_max = larger
         table = blocks + row * stride_blocks
         everything = tl.full([QUERIES], 2**30, tl.int32)
-        state_max, state_sum, mixed = _walk(
-            still, turned, state_max, state_sum, mixed, vectors, table, begin, last, everything, scale, stride_block,
-            TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+        state_max, state_sum, low, high = _walk(
+            front, back, turned, state_max, state_sum, low, high, vectors, beside, table, begin, last, everything,
+            scale, stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
         )  # fmt: skip
-        mixed /= state_sum[:, None]
+        share = of_answer / state_sum
         if alone:
-            to = out + (item * HEADS + head)[:, None] * RANK + lane[None, :]
-            tl.store(to, mixed.to(out.dtype.element_ty), mask=there)
+            _write(out + (item * HEADS + head) * RANK, low, high, share, valid, RANK, RANK_PAD)
         elif SPLIT:
             place = (item * HEADS + head) * splits + split
-            tl.store(part + place[:, None] * RANK + lane[None, :], mixed, mask=there)
+            _write(part + place * RANK, low, high, share, valid, RANK, RANK_PAD)
             tl.store(part_lse + place, state_max + tl.log2(state_sum), mask=valid)
 
 
@@ -175,8 +220,9 @@ def _own(
     do_not_specialize_on_alignment=["start", "context", "blocks"],
 )
 def _prefill(
-    q, vectors, out, start, context, blocks, chunks, tiles, scale, stride_q, stride_block, stride_blocks,
-    HEADS: tl.constexpr, HELD: tl.constexpr, QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
+    q, vectors, beside, of_eight, out, start, context, blocks, chunks, tiles, scale, stride_q, stride_block,
+    stride_beside, stride_blocks, EIGHT: tl.constexpr, HEADS: tl.constexpr, HELD: tl.constexpr,
+    QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
     RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -187,73 +233,56 @@ def _prefill(
     chunk_start, chunk_end = tl.load(start + chunk), tl.load(start + chunk + 1)
     ahead = tl.load(context + chunk)
     if row < chunk_end:
-        member, head, valid, still, turned = _queries(
+        member, head, valid, front, back, turned = _queries(
             q, row, chunk_end, part, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD, TURNING_PAD
         )
         lowest = ahead + row - chunk_start
         end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
         position = tl.minimum(lowest + member - row, end - 1)
-        state_max, state_sum, mixed = nothing_seen(QUERIES, RANK_PAD)
+        front, back, turned, scale, of_answer = _with_eight(front, back, turned, scale, of_eight, EIGHT)
+        state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
+        high = low
         table = blocks + chunk.to(tl.int64) * stride_blocks
-        state_max, state_sum, mixed = _walk(
-            still, turned, state_max, state_sum, mixed, vectors, table, 0, end, position, scale, stride_block, TOKENS,
-            RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
+        state_max, state_sum, low, high = _walk(
+            front, back, turned, state_max, state_sum, low, high, vectors, beside, table, 0, end, position, scale,
+            stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
         )  # fmt: skip
-        lane = tl.arange(0, RANK_PAD)
-        to = out + (member.to(tl.int64) * HEADS + head)[:, None] * RANK + lane[None, :]
-        mixed /= state_sum[:, None]
-        tl.store(to, mixed.to(out.dtype.element_ty), mask=valid[:, None] & (lane < RANK)[None, :])
+        to = out + (member.to(tl.int64) * HEADS + head) * RANK
+        _write(to, low, high, of_answer / state_sum, valid, RANK, RANK_PAD)
 
 
-@triton.jit
-def _store(
-    given, q, norm, vectors, slots, positions, cos_sin, eps, stride_given, stride_q, stride_block,
-    HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, STILL: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
-    HALF: tl.constexpr, HALF_PAD: tl.constexpr,
-):  # fmt: skip
-    """A program a token: its vector is normed and stored, its key and the queries of all heads are turned."""
-    token = tl.program_id(0).to(tl.int64)
-    slot, position = tl.load(slots + token).to(tl.int64), tl.load(positions + token).to(tl.int64)
-    to = vectors + slot // 16 * stride_block + slot % 16 * (RANK + 2 * HALF)
-    dtype: tl.constexpr = given.dtype.element_ty
-    lane, half = tl.arange(0, RANK_PAD), tl.arange(0, HALF_PAD)
-    inside, there = lane < RANK, half < HALF
-    full = tl.load(given + token * stride_given + lane, mask=inside, other=0.0).to(tl.float32)
-    normed = (full * tl.rsqrt(tl.sum(full * full, 0) / RANK + eps)).to(dtype).to(tl.float32)
-    normed *= tl.load(norm + lane, mask=inside, other=0.0).to(tl.float32)
-    tl.store(to + lane, normed.to(vectors.dtype.element_ty), mask=inside)
-    cos = tl.load(cos_sin + position * (2 * HALF) + half, mask=there, other=1.0)
-    sin = tl.load(cos_sin + position * (2 * HALF) + HALF + half, mask=there, other=0.0)
-    key = given + token * stride_given + RANK + half
-    a, b = tl.load(key, mask=there, other=0.0).to(tl.float32), tl.load(key + HALF, mask=there, other=0.0).to(tl.float32)
-    tl.store(to + RANK + half, (a * cos - b * sin).to(dtype), mask=there)
-    tl.store(to + RANK + HALF + half, (b * cos + a * sin).to(dtype), mask=there)
-    head = tl.arange(0, HEADS_PAD)[:, None]
-    cell = q + token * stride_q + head * (STILL + 2 * HALF) + STILL + half[None, :]
-    of_head = (head < HEADS) & there[None, :]
-    a = tl.load(cell, mask=of_head, other=0.0).to(tl.float32)
-    b = tl.load(cell + HALF, mask=of_head, other=0.0).to(tl.float32)
-    tl.store(cell, (a * cos[None, :] - b * sin[None, :]).to(dtype), mask=of_head)
-    tl.store(cell + HALF, (b * cos[None, :] + a * sin[None, :]).to(dtype), mask=of_head)
+def latent_attention(
+    q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan, *,
+    expand_tokens: int = EXPAND_TOKENS,
+) -> Tensor:  # fmt: skip
+    """q [T, H, still + turning], up [H, still + value, rank], over a layer's vectors -> [T, H, value]. The contract is
+    `ops.AttentionOverLatents`; the keyword: kernels/tunables.py."""
+    sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
+    assert sizes is not None, "the kind is of latent attention"
+    made = chunks is not None and chunks.expands(sizes, expand_tokens)
+    if not made or chunks is None or not heads_at_once(chunks, sizes, kind.heads, q.dtype):
+        return _absorbed(q, up, kv, inputs, kind, plan, sizes)
+    out = torch.empty((*q.shape[:2], sizes.value), dtype=q.dtype, device=q.device)
+    if rows:
+        out[:rows] = _absorbed(q[:rows], up, kv, inputs, kind, plan, sizes)
+    if plan.room is None:
+        plan.room = ChunkRoom.of(chunks, sizes, q.dtype)
+    attend_expanded(q[rows:], up, kv, chunks, kind, plan.room, out[rows:])
+    return out
 
 
-def latent_store(
-    given: Tensor, q: Tensor, norm: Tensor, eps: float, cos_sin: Tensor, inputs: StepInputs, kv: LatentKv, plan: object
-) -> None:
-    """given [T, rank + turning], q [T, H, still + turning], turned in place. The contract is `ops.LatentStore`."""
-    (tokens, heads, width), rank, turning = q.shape, norm.shape[0], given.shape[1] - norm.shape[0]
-    assert q.stride()[1:] == (width, 1) and given.stride(1) == 1
-    if tokens:
-        _store[(tokens,)](
-            given, q, norm, kv.latent, inputs.slots, inputs.positions, cos_sin, eps, given.stride(0), q.stride(0),
-            kv.latent.stride(0), HEADS=heads, HEADS_PAD=next_power_of_2(heads), STILL=width - turning, RANK=rank,
-            RANK_PAD=next_power_of_2(rank), HALF=turning // 2, HALF_PAD=next_power_of_2(turning // 2), num_warps=4,
-        )  # fmt: skip
+def _absorbed(
+    q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan, sizes: LatentSizes
+) -> Tensor:
+    still = sizes.still
+    asked = torch.bmm(q[..., :still].transpose(0, 1), up[:, :still]).transpose(0, 1)
+    seen = attend_vectors(torch.cat((asked, q[..., still:]), 2), kv, inputs, kind, plan)
+    return torch.bmm(seen.transpose(0, 1), up[:, still:].mT).transpose(0, 1)
 
 
-def latent_attention(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
-    """q [T, H, rank + turning] over a layer's vectors -> [T, H, rank]. The contract is `ops.AttentionOverLatents`."""
-    q = q if q.is_contiguous() else q.contiguous()
+def attend_vectors(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
+    """q [T, H, rank + turning], multiplied by the keys' part of `up`, over a layer's vectors -> what they weigh
+    [T, H, rank]: rows, and of chunks the tokens that `q` has."""
     rank, rows = kv.value_width, inputs.rows
     out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
     if (decode := plan.decode) is not None:
@@ -261,13 +290,14 @@ def latent_attention(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: Attentio
         _attend_rows(q[:rows], kv, decode, kind, plan, out[:rows])
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
-        count, (held, queries), tokens = chunks.context.shape[0], _tile(kind.heads), _tokens(q)
+        count, shape = chunks.context.shape[0], _tall_shape(q.dtype, kv, shared_of(q.device))
+        held, queries = _tile(kind.heads, shape)
         tiles = (q.shape[0] - rows) // (queries // held) + count
         parts = cdiv(kind.heads, held)
         _prefill[(tiles * parts,)](
-            q[rows:], kv.latent, out[rows:], chunks.start, chunks.context, chunks.block_table, count, tiles,
-            kind.scale * LOG2_E, q.stride(0), kv.latent.stride(0), chunks.block_table.stride(0), HEADS=kind.heads,
-            HELD=held, QUERIES=queries, **_widths(kv), TOKENS=tokens, PARTS=parts, **_how(q, 8),
+            q[rows:], *_stored(kv, out), out[rows:], chunks.start, chunks.context, chunks.block_table, count, tiles,
+            kind.scale * LOG2_E, q.stride(0), *_strides(kv), chunks.block_table.stride(0), HEADS=kind.heads,
+            HELD=held, QUERIES=queries, **_widths(kv), PARTS=parts, **_how(q, shape),
         )  # fmt: skip
     return out
 
@@ -276,13 +306,14 @@ def _attend_prefixes(q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: Attent
     groups, state = decode.groups, plan.prefix
     if groups is None or state is None:
         return
-    count, (held, queries) = groups.length.shape[0], _tile(kind.heads)
+    count, shape = groups.length.shape[0], _tall_shape(q.dtype, kv, shared_of(q.device))
+    held, queries = _tile(kind.heads, shape)
     tiles, parts = q.shape[0] // (queries // held) + count, cdiv(kind.heads, held)
     _prefix[(tiles * parts, state.splits)](
-        q, kv.latent, state.answer, state.lse, groups.start, groups.blocks, groups.length, count, state.splits,
-        kind.scale * LOG2_E, q.stride(0), kv.latent.stride(0), groups.blocks.stride(0), HEADS=kind.heads, HELD=held,
-        QUERIES=queries, **_widths(kv), TOKENS=_tokens(q), PARTS=parts, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE,
-        EACH=EACH, **_how(q, 8),
+        q, *_stored(kv, state.lse), state.answer, state.lse, groups.start, groups.blocks, groups.length, count,
+        state.splits, kind.scale * LOG2_E, q.stride(0), *_strides(kv), groups.blocks.stride(0), HEADS=kind.heads,
+        HELD=held, QUERIES=queries, **_widths(kv), PARTS=parts, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE, EACH=EACH,
+        **_how(q, shape),
     )  # fmt: skip
 
 
@@ -290,7 +321,8 @@ def _attend_rows(
     q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: AttentionKind, plan: KindPlan, out: Tensor
 ) -> None:
     count, heads, rank, state = q.shape[0], kind.heads, kv.value_width, plan.prefix
-    held = min(_MOST_HEADS, next_power_of_2(heads))
+    shape = _rows_shape(q.dtype, kv)
+    held = min(shape[0], next_power_of_2(heads))
     parts = cdiv(heads, held)
     splits, split_tokens = splits_of(count * parts, decode.max_own, FEW_PROGRAMS)
     part, part_lse = out, out
@@ -298,40 +330,62 @@ def _attend_rows(
         part = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
     answer, lse, prefix_splits = (out, out, 1) if state is None else (state.answer, state.lse, state.splits)
-    skips, tokens = state is not None, _tokens(q)
+    skips = state is not None
     step = (decode.position, decode.skip if skips else decode.rows)
     capacity = decode.table.shape[1] * 16
     _own[(count * parts, splits)](
-        q, kv.latent, out, answer, lse, part, part_lse, decode.table, decode.rows, *step, capacity,
-        kind.scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), kv.latent.stride(0),
-        decode.table.stride(0), HEADS=heads, HELD=held, QUERIES=16, **_widths(kv), TOKENS=tokens, PARTS=parts,
-        SKIPS=skips, PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS, PART_TOKENS=PART_TOKENS,
-        PART_TILE=PART_TILE, SPLIT=splits > 1, **_how(q, 8),
+        q, *_stored(kv, out), out, answer, lse, part, part_lse, decode.table, decode.rows, *step, capacity,
+        kind.scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), *_strides(kv),
+        decode.table.stride(0), HEADS=heads, HELD=held, QUERIES=shape[0], **_widths(kv), PARTS=parts, SKIPS=skips,
+        PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE,
+        SPLIT=splits > 1, **_how(q, shape),
     )  # fmt: skip
     if splits > 1:
         join_parts[(count * heads,)](
             out, part, part_lse, *step, capacity, 0, splits, split_tokens, out.stride(0), heads, rank,
-            next_power_of_2(rank), skips, False, tokens, MOST_SPLITS, 8, num_warps=4,
+            next_power_of_2(rank), skips, False, shape[1], MOST_SPLITS, 8, num_warps=4,
         )  # fmt: skip
 
 
-def _tile(heads: int) -> tuple[int, int]:
-    """Returns the heads of a token that a tile holds, and its queries."""
-    held = heads if heads <= _TALL else _TALL // 2 if heads % _TALL else _TALL
-    return held, max(_TALL, next_power_of_2(held))
+def _tile(heads: int, shape: Shape) -> tuple[int, int]:
+    """Returns the heads of a token that a tile of a prefix or a chunk holds, and its queries."""
+    tall = shape[0]
+    held = heads if heads <= tall else tall // 2 if heads % tall else tall
+    return held, max(tall, next_power_of_2(held))
 
 
-def _tokens(q: Tensor) -> int:
-    """Returns the tokens of a tile: what a program's shared memory holds beside its queries."""
-    return 16 if q.dtype == torch.float32 else 32
+def _rows_shape(dtype: torch.dtype, kv: LatentKv) -> Shape:
+    """Returns the shape of a program of a decode row, whose queries are heads."""
+    return (16, 16, 8, 1) if dtype == torch.float32 else (16, 32, 8, 2)
+
+
+def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
+    """Returns that of a program of a prefix or a chunk: what its shared memory holds, of DeepSeek's widths. 64 queries
+    are what Hopper's products of a warp group want, and eight bits, which come from registers, 64 tokens
+    (delta_chunks.LEAST); sm90: 229 registers, and 255 and 48 bytes spilled. Not timed yet."""
+    if dtype == torch.float32:
+        return (64, 16, 8, 1) if shared >= 190_000 else (16, 16, 8, 1)
+    if kv.scale is None:
+        return (64, 32, 8, 2) if shared >= 150_000 else (32, 32, 8, 1)
+    return (64, 64, 8, 2) if shared >= 190_000 else (32, 32, 8, 2)
+
+
+def _stored(kv: LatentKv, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns vectors, what lies beside them, and the scale. nothing: stands for one that isn't read."""
+    return kv.latent, kv.turned, nothing if kv.scale is None else kv.scale
+
+
+def _strides(kv: LatentKv) -> tuple[int, int]:
+    return kv.latent.stride(0), kv.turned.stride(0)
 
 
 def _widths(kv: LatentKv) -> dict[str, int]:
-    rank, turning = kv.value_width, kv.latent.shape[2] - kv.value_width
-    pads = {"RANK_PAD": max(16, next_power_of_2(rank)), "TURNING_PAD": max(16, next_power_of_2(turning))}
-    return {"RANK": rank, "TURNING": turning, **pads}
+    rank, turning = kv.value_width, kv.turned.shape[2]
+    pads = {"RANK_PAD": max(2 * LEAST, next_power_of_2(rank)), "TURNING_PAD": max(16, next_power_of_2(turning))}
+    return {"EIGHT": kv.scale is not None, "RANK": rank, "TURNING": turning, **pads}
 
 
-def _how(q: Tensor, warps: int) -> dict[str, object]:
-    wide = q.dtype == torch.float32
-    return {"PRECISION": "ieee" if wide else "tf32", "num_warps": warps, "num_stages": 1 if wide else 2}
+def _how(q: Tensor, shape: Shape) -> dict[str, object]:
+    _, tokens, warps, stages = shape
+    precision = "ieee" if q.dtype == torch.float32 else "tf32"
+    return {"TOKENS": tokens, "PRECISION": precision, "num_warps": warps, "num_stages": stages}

@@ -25,12 +25,12 @@ BESIDE = ("Memcpy HtoD", "Memcpy DtoH")  # run on copy engines beside the kernel
 # Our own kernels count by the file that defines them; a file that isn't named here is elementwise. Of two kernels with
 # one name that of a named file counts: decode's `_join` runs in each layer, rows' where a row comes to life.
 FILES = {
-    "attention": {"attention", "one_row_attention", "decode", "prefill", "prefix", "walk", "latent"},
+    "attention": {"attention", "one_row_attention", "decode", "prefill", "prefix", "walk", "latent", "latent_chunks"},
     "states": {"delta_chunks", "delta_rule", "mamba2", "mamba2_chunks", "short_conv", "row_state"},
     "sampling": {"sample", "sampler", "tiles", "tile_sums", "draw", "filters", "noise", "penalties", "logprobs"},
     "products": {
         "linear", "linear_one", "linear_small", "linear_fp8", "linear_groups", "linear_four", "stream_groups",
-        "one_row", "moe", "moe_one", "products",
+        "one_row", "moe", "moe_one", "products", "stream_fp4", "linear_fp4",
     },
 }  # fmt: skip
 # Others' kernels by their names; the first that is found counts.

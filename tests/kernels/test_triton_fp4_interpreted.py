@@ -53,3 +53,15 @@ def test_powers_too_small_beside_a_row_s_largest_are_nothing():
     kept, scale, by = short_scales(numbers, torch.tensor([[120, 96, 95, 200]], dtype=torch.uint8), None)
     assert by.tolist() == [2.0**-8] and scale.tolist() == [[30 << 3, 6 << 3, 0, 0]]
     assert torch.equal(kept[:, :32], numbers[:, :32]) and not kept[:, 32:].any()
+
+
+def test_every_e4m3_is_a_finite_scale_in_float16_and_bfloat16():
+    """31 as an exponent is infinity there, and infinity times the zeros of a group whose scale is 0 no number."""
+    octets = torch.tensor([each for each in range(256) if each & 0x7F != 0x7F], dtype=torch.uint8)
+    scale = octets.view(torch.float8_e4m3fn)[:, None].expand(-1, 2).contiguous()
+    numbers = torch.full((len(octets), 16), 0x22, dtype=torch.uint8)  # ones
+    kept, short, by = short_scales(numbers, scale, torch.ones(len(octets)))
+    assert (short >> 3).max() <= 30
+    worth = (1 + (short & 7).double() / 8) * 2.0 ** ((short >> 3).double() - 29) * by[:, None]
+    ones = torch.where(kept[:, :1] == 0, 0.0, torch.where(kept[:, :1] == 0xAA, -1.0, 1.0))
+    assert torch.equal(worth * ones, scale.double())

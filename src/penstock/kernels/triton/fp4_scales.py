@@ -45,7 +45,7 @@ def short_scales(numbers: Tensor, scale: Tensor, whole: Tensor | None) -> tuple[
         fraction, exponent = (part * 16 - 8).int(), exponent - 1 + NV_BY
         gone, turned = size == 0, size < 0
         by = (whole * 2.0 ** (29 - NV_BY)).float()
-    kept = torch.where(exponent < LEAST, 0, exponent << 3 | fraction).to(torch.uint8)
+    kept = torch.where(gone | (exponent < LEAST), 0, exponent << 3 | fraction).to(torch.uint8)
     if bool((gone | turned).any()):
         spans = numbers.view(numbers.shape[0], -1, SPAN // 2)
         gone, turned = (_octets(each, spans.shape[1]) for each in (gone, turned))

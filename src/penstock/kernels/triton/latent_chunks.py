@@ -29,7 +29,7 @@ AT_ONCE = 2**14  # vectors that are gathered for one product
 LEAST = 64  # columns of a product's right side, at least: delta_chunks.py says why
 _GATHERED = 16  # vectors of a program
 Tile = tuple[int, int, int, int]  # queries, tokens, warps, stages
-TILES: tuple[Tile, ...] = ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1))
+TILES: tuple[Tile, ...] = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1))
 
 
 @dataclass(slots=True)
@@ -237,7 +237,8 @@ def parts_of(width: int) -> tuple[int, int]:
 
 def _shape(sizes: LatentSizes, dtype: torch.dtype, shared: int) -> Tile:
     """The first of TILES that a program's shared memory holds; none of them spills (sm90: 168 registers for DeepSeek's
-    sizes, 240 for keys and values of 256). Not timed yet: benchmarks/gpu_timing/latent.py."""
+    sizes, 240 for keys and values of 256). Moonlight's on an H200, a prompt of 8,192: 836 us by 3 stages (452 TFLOP/s),
+    1,019 by 2, 4,603 absorbed."""
     if dtype == torch.float32:
         return 16, 32, 4, 1
     key = sum(parts_of(sizes.still)) + max(16, next_power_of_2(sizes.turning))

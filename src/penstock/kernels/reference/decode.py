@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import AttentionKind, DecodeInputs
-from penstock.kernels.layer_kv import TURNED, LayerKv
+from penstock.kernels.layer_kv import TURNED, LayerKv, in_rows, over_gaps
 from penstock.kernels.reference.row_calls import batches_keep
 from penstock.kernels.reference.tiles import Tile, cut
 from penstock.kernels.state_forms import LatentKv
@@ -25,7 +25,20 @@ from penstock.kernels.state_forms import LatentKv
 # Tokens whose weighted values are summed at once. MKL sums up to 192 terms in one go on AMD, 240 by AVX2 and 384 by
 # AVX-512 on Intel; more it cuts by their number.
 RUN = 192
-Flat = Tensor | tuple[Tensor, Tensor | int]  # K and V as `_flat` gives them
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """What a layer stores, as rows [rows, 16 * D], views: of plain KV one array, K and V taking turns by head; with V
+    in eight bits K's rows and V's, a head each; of latent vectors one, whose values are the first `value_width` numbers
+    of each. Eight bits are bytes, as torch can move them.
+
+    own: rows of a block.   apart: rows from a block to the next."""
+
+    parts: tuple[Tensor, ...]
+    own: int
+    apart: int
+    value_width: int | None = None
 
 
 @dataclass(slots=True)
@@ -87,16 +100,17 @@ def attend_rows(
 
 
 def _flat(kv: LayerKv | LatentKv) -> Flat:
-    """Views: of plain KV [blocks * Hkv * 2, 16 * D], K and V taking turns; with V in eight bits K and V apart, each
-    [blocks * Hkv, 16 * D] as it lies there. Eight bits are bytes, as torch can move them. Of latent vectors
-    [blocks, 16 * D], and how many numbers of each are its value."""
     if isinstance(kv, LatentKv):
-        return kv.latent.flatten(1), kv.value_width
-    blocks, heads, size, width = kv.keys.shape
+        return Flat((kv.latent.flatten(1),), 1, 1, kv.value_width)
+    _, heads, size, width = kv.keys.shape
+    numbers = size * width
     if kv.scales is None:
-        return kv.storage.view(kv.keys.dtype).view(blocks * heads * 2, size * width)
+        rows, apart = in_rows(kv.storage.view(kv.keys.dtype), numbers, numbers)
+        return Flat((rows,), 2 * heads, apart)
     keys = kv.keys.view(torch.uint8) if kv.eight == 2 else kv.keys
-    return keys.view(blocks * heads, -1), kv.values.view(torch.uint8).view(blocks * heads, -1)
+    head = kv.storage[0].numel() // heads  # bytes; strides of one head would say anything
+    both = [in_rows(part, numbers, head // part.itemsize) for part in (keys, kv.values.view(torch.uint8))]
+    return Flat((both[0][0], both[1][0]), heads, both[0][1])
 
 
 def _attend(
@@ -127,21 +141,21 @@ def _gather(
     name: str, index: Tensor, shape: tuple[int, int, int], flat: Flat, plan: DecodePlan
 ) -> tuple[Tensor, Tensor]:
     """K and V of `shape`; V in eight bits, which lies turned, as [batch, n, 8, D]. index: `Tile`'s, of both."""
-    if isinstance(flat, Tensor):
-        held = plan.take(name, (index.numel(), flat.shape[1]), flat, flat.dtype)
-        keys, values = torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
-        return keys, values
-    apart = index.view(2, -1)[0] // 2
-    if isinstance(flat[1], int):
-        held = plan.take(name, (apart.numel(), flat[0].shape[1]), flat[0], flat[0].dtype)
-        vectors = torch.index_select(flat[0], 0, apart, out=held).view(shape)
-        return vectors, vectors[..., : flat[1]]
-    keys, values = (
+    by_turns = len(flat.parts) == 1 and flat.value_width is None
+    index = over_gaps(index if by_turns else index.view(2, -1)[0] // 2, flat.own, flat.apart)
+    taken = [
         torch.index_select(
-            part, 0, apart, out=plan.take(f"{name}{at}", (apart.numel(), part.shape[1]), part, part.dtype)
+            part, 0, index, out=plan.take(f"{name}{at}", (index.numel(), part.shape[1]), part, part.dtype)
         )
-        for at, part in enumerate(flat)
-    )
+        for at, part in enumerate(flat.parts)
+    ]
+    if flat.value_width is not None:
+        vectors = taken[0].view(shape)
+        return vectors, vectors[..., : flat.value_width]
+    if by_turns:
+        keys, values = taken[0].view(2, *shape).unbind(0)
+        return keys, values
+    keys, values = taken
     keys = keys.view(E4M3) if keys.dtype == torch.uint8 else keys
     return keys.view(shape), values.view(E4M3).view(shape[0], -1, shape[2], TURNED).mT
 

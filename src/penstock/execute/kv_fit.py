@@ -41,7 +41,7 @@ class SeenKv:
 
     largest: Tensor  # [2, kv_heads] float32: |k| and |v|
     scales: Tensor  # [2, kv_heads] float32: its checkpoint's, or what the largest ask for
-    key_error: float  # |answer with rounded keys - answer| / |answer|, of the head where it is largest
+    key_error: float  # |answer with rounded keys - answer| / |answer|, of the head (and reader) where it is largest
 
 
 def fit_kv(
@@ -167,27 +167,38 @@ def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None, given: Gi
 
 
 class _Look:
-    """Stands in for attention, and sees what each layer stores and answers, one after the other."""
+    """Stands in for attention, and sees what each layer that stores stores, and what it and those that read it answer,
+    one after the other."""
 
     def __init__(self, ops: Ops, layers: list[LayerKv], given: Given, blocks: Tensor) -> None:
-        self._attend, self._layers, self._given, self.blocks = ops.attention, layers, given, blocks
+        self._attend, self._layers, self._given, self.blocks = ops.attention, iter(layers), given, blocks
         self.seen: list[SeenKv] = []
+        self._stored: list[LayerKv] = []  # of each that was seen
 
     def attention(
         self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any, sinks: Tensor | None = None
     ) -> Tensor:
-        assert kv is self._layers[len(self.seen)], "layers attend in their order"
+        assert kv is next(self._layers), "layers attend in their order"
+        source = next((seen for seen, stored in zip(self.seen, self._stored, strict=True) if stored is kv), None)
         answer = self._attend(q, kv, inputs, kind, plan, sinks)
         held = kv.worth(self.blocks)
         largest = held.abs().amax((0, 3, 4)).T.contiguous()
-        given = self._given[len(self.seen)]
-        scales = scales_for(largest) if given is None else given.to(q.device)
+        if source is not None:
+            scales = source.scales
+        else:
+            given = self._given[len(self.seen)]
+            scales = scales_for(largest) if given is None else given.to(q.device)
         by = scales[0, :, None, None]
         rounded = torch.zeros((len(kv.storage), *held.shape[1:]), dtype=kv.keys.dtype, device=q.device)
         rounded[self.blocks, :, 0] = _through_e4m3(held[:, :, 0], by).to(rounded.dtype)
         rounded[self.blocks, :, 1] = held[:, :, 1].to(rounded.dtype)
         moved = self._attend(q, LayerKv.plain(rounded), inputs, kind, plan, sinks)
-        self.seen.append(SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
+        error = _most_moved(answer, moved, kv.kv_heads)
+        if source is not None:
+            source.key_error = max(source.key_error, error)
+        else:
+            self.seen.append(SeenKv(largest, scales, error))
+            self._stored.append(kv)
         return answer
 
 

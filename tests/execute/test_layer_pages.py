@@ -11,7 +11,7 @@ import torch
 from execute_drive import tiny_model
 from random_model import SHAPES
 
-from penstock.execute.kv_cache import KvCache, Place, token_bytes
+from penstock.execute.kv_cache import KvCache, PagePlace, token_bytes
 from penstock.execute.kv_fit import narrowest
 from penstock.execute.layer_pages import LayerPages, open_token_bytes, pages_of
 from penstock.models.build_model import build_model
@@ -66,7 +66,7 @@ def test_memory_behind_windows_is_free_in_real_ones(
     assert plain / (pages.page_bytes / 16) == pytest.approx(far_part, rel=0.01)
     check_bytes(model, pages)
     narrow = narrowest(model.paged_forms, "fp8")
-    halves = tuple(Place(place.storage, place.first // 2, place.bytes // 2) for place in pages.place)
+    halves = tuple(PagePlace(place.storage, place.first // 2, place.bytes // 2) for place in pages.place)
     assert pages_of(model, 131_072, narrow) == LayerPages(pages.table, halves, pages.window)
 
 

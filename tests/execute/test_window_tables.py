@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.execute.kv_cache import Place
+from penstock.execute.kv_cache import PagePlace
 from penstock.execute.layer_pages import LayerPages
 from penstock.execute.staging import Staging
 from penstock.execute.window_tables import WindowTables
@@ -17,7 +17,7 @@ from penstock.schedule.step import Chunks, plain_step
 
 pytestmark = pytest.mark.torch
 
-NONE, PLACE = np.zeros(0, np.int32), Place(0, 0, 64)
+NONE, PLACE = np.zeros(0, np.int32), PagePlace(0, 0, 64)
 PAGES = np.array([[2, 12, 22], [3, 13, 23], [4, 14, 24], [5, 15, 25]], np.int32)  # four blocks, each with two pages
 
 

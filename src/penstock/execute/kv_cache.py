@@ -36,7 +36,7 @@ TOKEN_BYTES = 4  # of a token's id
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PagePlace:
     """Where a layer's pages lie: from byte `first` on in those of the storage of that number, each of so many bytes."""
 
     storage: int
@@ -55,7 +55,7 @@ class KvCache:
         keepers: Sequence[Sequence[Keeper]],
         blocks: int,
         device: torch.device,
-        places: Sequence[Place] | None = None,
+        places: Sequence[PagePlace] | None = None,
         slots: int = 0,
         *,
         shared: bool = False,
@@ -66,7 +66,7 @@ class KvCache:
         owners = [keeper for each in keepers for keeper in each if keeper.source is None]
         paged = [(id(owner), owner.form) for owner in owners if not isinstance(owner.form, RecurrentForm)]
         if places is None:
-            places = [Place(number, 0, form.block_bytes) for number, (_, form) in enumerate(paged)]
+            places = [PagePlace(number, 0, form.block_bytes) for number, (_, form) in enumerate(paged)]
         sizes = dict(sorted((place.storage, place.bytes) for place in places))
         self._pages = [zeros((blocks, size), torch.uint8, device) for size in sizes.values()]
         views: dict[int, Any] = {}

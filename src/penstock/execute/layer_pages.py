@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.config import BLOCK_SIZE
-from penstock.execute.kv_cache import TOKEN_BYTES, Place, token_bytes
+from penstock.execute.kv_cache import TOKEN_BYTES, PagePlace, token_bytes
 from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.state_forms import PagedForm
 from penstock.models.decoder import Decoder
@@ -34,7 +34,7 @@ class LayerPages:
     by. window: the widest of those that there are."""
 
     table: tuple[int, ...]
-    place: tuple[Place, ...]
+    place: tuple[PagePlace, ...]
     window: int
 
     @property
@@ -76,7 +76,7 @@ def pages_of(model: Decoder, max_model_len: int, forms: Sequence[PagedForm] | No
     return LayerPages(tuple(of_block), tuple(place for _, place in dealt), max(some))
 
 
-def _smallest(forms: Sequence[PagedForm], whole: list[bool], most: int) -> list[tuple[int, Place]] | None:
+def _smallest(forms: Sequence[PagedForm], whole: list[bool], most: int) -> list[tuple[int, PagePlace]] | None:
     """whole: which layers see everything.   most: bytes of a place -> of each layer its table and its place, in the
     smallest page with few empty places."""
     first = _deal(forms, [n for n, sees in enumerate(whole) if sees], most, len(forms))
@@ -90,9 +90,9 @@ def _smallest(forms: Sequence[PagedForm], whole: list[bool], most: int) -> list[
     return None
 
 
-def _deal(forms: Sequence[PagedForm], layers: list[int], most: int, places: int) -> dict[int, tuple[int, Place]]:
+def _deal(forms: Sequence[PagedForm], layers: list[int], most: int, places: int) -> dict[int, tuple[int, PagePlace]]:
     """Deals layers out to tables of so many places of `most` bytes, one behind the other."""
-    dealt, table, number, end = dict[int, tuple[int, Place]](), 0, 0, 0
+    dealt, table, number, end = dict[int, tuple[int, PagePlace]](), 0, 0, 0
     for layer in layers:
         unit = _unit(forms[layer], most)
         begin = -(-end // unit) * unit
@@ -100,7 +100,7 @@ def _deal(forms: Sequence[PagedForm], layers: list[int], most: int, places: int)
             begin, number = 0, number + 1
         if number == places:
             number, table = 0, table + 1
-        dealt[layer] = table, Place(number, begin, most)
+        dealt[layer] = table, PagePlace(number, begin, most)
         end = begin + forms[layer].block_bytes
     return dealt
 

@@ -45,9 +45,6 @@ class Shape:
     max_model_len: int = 4096
     rope_scaling: dict[str, Any] | None = None
     other: dict[str, Any] = field(default_factory=dict)
-    kv_share: float = 1.0  # bytes of a stored number of K and V, over a weight's
-    recurrent: int = 0  # layers that attend nothing,
-    slot_bytes: int = 0  # and bytes of their state, of a sequence
     products: tuple[tuple[int, int], ...] = field(init=False)  # (in, out) of a layer's matrix products
 
     def __post_init__(self) -> None:
@@ -64,16 +61,6 @@ class Shape:
     def layer_weights(self) -> int:
         """Numbers in the matrices of one layer."""
         return sum(into * out for into, out in self.products)
-
-    @property
-    def kv_numbers(self) -> int:
-        """Numbers of K and V that a token stores, all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """None of these models' layers has one."""
-        return ()
 
     def config(self) -> dict[str, Any]:
         """config.json as transformers 4 writes it."""
@@ -138,6 +125,27 @@ _GEMMA3 = {
     "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "sliding_window": 1024, "rope_local_base_freq": 10_000.0,
     "layer_types": [("full" if layer % 6 == 5 else "sliding") + "_attention" for layer in range(34)],
     "attn_logit_softcapping": None, "final_logit_softcapping": None,
+}  # fmt: skip
+_GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6, "global_head_dim": 512, "final_logit_softcapping": 30.0, "mlp_bias": None,
+    "rope_theta": None, "rope_scaling": None, "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+    },
+}  # fmt: skip
+_GEMMA4_26B = _GEMMA4 | {
+    "attention_k_eq_v": True, "num_global_key_value_heads": 2, "sliding_window": 1024, "hidden_size_per_layer_input": 0,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5, "enable_moe_block": True, "num_experts": 128,
+    "top_k_experts": 8, "moe_intermediate_size": 704,
+}  # fmt: skip
+_GEMMA4_31B = _GEMMA4 | {
+    "attention_k_eq_v": True, "num_global_key_value_heads": 4, "sliding_window": 1024, "hidden_size_per_layer_input": 0,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+}  # fmt: skip
+_GEMMA4_E4B = _GEMMA4 | {
+    "sliding_window": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
+    "num_kv_shared_layers": 18, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7,
 }  # fmt: skip
 _QWEN3_5 = {
     "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "rms_norm_eps": 1e-6,
@@ -205,6 +213,18 @@ SHAPES = {
         Shape(
             name="gemma-3-4b", hidden=2560, layers=34, heads=8, kv_heads=4, head_dim=256, intermediate=10_240,
             vocab=262_208, tied=True, theta=1_000_000.0, context=131_072, ends=2048, other=_GEMMA3,
+        ),
+        Shape(
+            name="gemma-4-26b-a4b", hidden=2816, layers=30, heads=16, kv_heads=8, head_dim=256, intermediate=2112,
+            vocab=262_144, tied=True, theta=1_000_000.0, context=262_144, ends=2048, other=_GEMMA4_26B,
+        ),
+        Shape(
+            name="gemma-4-31b", hidden=5376, layers=60, heads=32, kv_heads=16, head_dim=256, intermediate=21_504,
+            vocab=262_144, tied=True, theta=1_000_000.0, context=262_144, ends=2048, other=_GEMMA4_31B,
+        ),
+        Shape(
+            name="gemma-4-e4b", hidden=2560, layers=42, heads=8, kv_heads=2, head_dim=256, intermediate=10_240,
+            vocab=262_144, tied=True, theta=1_000_000.0, context=131_072, ends=2048, other=_GEMMA4_E4B,
         ),
         Shape(
             name="qwen3.5-9b", hidden=4096, layers=32, heads=16, kv_heads=4, head_dim=256, intermediate=12_288,

@@ -196,10 +196,8 @@ class Bench:
         }  # fmt: skip
         return row | (self.profile(work) if self.options.profile else {})
 
-    def share_of_limit(self, seconds: float) -> float | None:
-        """Returns percent; None for layers that the arithmetic doesn't cover (experts)."""
-        if self.sizes is None:
-            return None
+    def share_of_limit(self, seconds: float) -> float:
+        """Returns percent."""
         return 100.0 * limit_seconds(self.watch.steps.columns(), self.sizes, self.machine) / seconds
 
     def draw(self, work: Work, salt: str, **limits: Any) -> tuple[float, int, int]:

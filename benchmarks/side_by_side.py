@@ -81,13 +81,15 @@ def spread_experts(engine: str, llm: Any) -> None:
     if engine == "vllm":
         llm.apply_model(_spread_modules)
         return
-    parts = [block.mlp for block in llm.engine.runner._model.blocks]  # a model's first ones may be dense
+    blocks = llm.engine.runner._model.blocks  # a model's first ones may be dense; Gemma 4's experts are beside its MLP
+    parts = [block.mlp if getattr(block, "routed", None) is None else block.routed.moe for block in blocks]
     matrices = [part.router.product.matrix for part in parts if hasattr(part, "router")]
     _draw([getattr(matrix, "weight", matrix) for matrix in matrices])  # a GPU's has room for its products beside it
 
 
 def _spread_modules(model: Any) -> None:
-    routers = [module for name, module in model.named_modules() if name.endswith((".mlp.gate", ".mlp.router"))]
+    of_routers = (".mlp.gate", ".mlp.router", ".router.proj")  # the last Gemma 4's
+    routers = [module for name, module in model.named_modules() if name.endswith(of_routers)]
     _draw([module.weight.data for module in routers])
     for module in routers:
         if hasattr(module, "weight_scale"):  # of one in float8

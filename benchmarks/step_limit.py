@@ -27,7 +27,7 @@ class Machine:
     """What a machine was measured at for one shape and dtype: a Machine of engine/roofline.py.
 
     copy: bytes a second, read and written together.   rows, layer, head: seconds of one layer's products, and of the
-    head's, by rows (ascending).
+    head's, by rows (ascending); of so many numbers, and others take as much a number.
     """
 
     device: str
@@ -36,31 +36,40 @@ class Machine:
     rows: tuple[int, ...]
     layer: tuple[float, ...]
     head: tuple[float, ...]
+    layer_numbers: float
+    head_numbers: float
 
-    def products(self, rows: NDArray[np.float64], numbers: int, times: tuple[float, ...]) -> NDArray[np.float64]:
+    def products(
+        self, rows: NDArray[np.float64], numbers: int, times: tuple[float, ...], of: float
+    ) -> NDArray[np.float64]:
         """Seconds of products with matrices of so many numbers, for each count of rows; nothing for no rows.
 
         Between measured counts the rate is interpolated, past the last one it stays; below the first it is taken as the
         first's: there the weights' reading is longer anyway.
         """
         measured = np.array(self.rows, np.float64)
-        rate = np.interp(rows, measured, measured / np.array(times))  # rows a second
+        rate = np.interp(rows, measured, measured / np.array(times)) * of / numbers  # rows a second
         weights = numbers * self.item / self.copy
         return np.where(rows > 0, np.maximum(rows / rate, weights), 0.0)
 
     def layer_seconds(self, tokens: NDArray[np.float64], numbers: int) -> NDArray[np.float64]:
-        return self.products(tokens, numbers, self.layer)
+        return self.products(tokens, numbers, self.layer, self.layer_numbers)
 
     def head_seconds(self, rows: NDArray[np.float64], numbers: int) -> NDArray[np.float64]:
-        return self.products(rows, numbers, self.head)
+        return self.products(rows, numbers, self.head, self.head_numbers)
 
-    def best_rate(self, numbers: int) -> float:
+    @property
+    def best_rate(self) -> float:
         """Operations a second, of a layer's products at their best."""
-        return max(2.0 * numbers * rows / seconds for rows, seconds in zip(self.rows, self.layer, strict=True))
+        return max(
+            2.0 * self.layer_numbers * rows / seconds for rows, seconds in zip(self.rows, self.layer, strict=True)
+        )
 
     def shared_by(self, ranks: int) -> Machine:
         """Returns it for ranks that share products out evenly. What they tell each other isn't in it."""
-        return replace(self, layer=tuple(t / ranks for t in self.layer), head=tuple(t / ranks for t in self.head))
+        layer, head = (tuple(t / ranks for t in times) for times in (self.layer, self.head))
+        numbers = self.layer_numbers / ranks, self.head_numbers / ranks
+        return replace(self, layer=layer, head=head, layer_numbers=numbers[0], head_numbers=numbers[1])
 
 
 def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:
@@ -77,7 +86,8 @@ def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:
         )
     if cuda:
         torch.cuda.empty_cache()
-    return Machine(device.type, dtype.itemsize, copy, ladder, layer, head)
+    numbers = shape.layer_weights, shape.hidden * shape.vocab
+    return Machine(device.type, dtype.itemsize, copy, ladder, layer, head, *numbers)
 
 
 def _copy_speed(device: torch.device) -> float:

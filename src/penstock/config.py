@@ -27,6 +27,7 @@ Quantization = Literal[
 KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
 PrefixGroups = Literal["auto", "always", "off"]
+TablePlace = Literal["auto", "gpu", "host"]
 
 
 def _knob(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -113,6 +114,11 @@ class MemoryOptions:
     )  # fmt: skip
     enable_prefix_caching: bool = _knob(
         True, "Keep blocks of finished prompts, and use them again for equal beginnings."
+    )
+    per_layer_embeddings: TablePlace = _knob(
+        "auto",
+        "Where a table of per-layer embeddings lies (Gemma 4 E2B, E4B). `host`: in pinned host memory, of which steps "
+        "read rows over the bus; `auto`: on the GPU where it fits beside weights and a sequence of full length.",
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import shapes
+from alike_sizes import alike_sizes
 from random_model import SHAPES, load_format, tensors, write_model
 from step_limit import Machine
 from step_parts import part_of_kernel
@@ -91,20 +93,26 @@ def test_watch_counts_what_ran(folder: Path) -> None:
 
 
 def test_the_limit_is_the_sum_of_its_terms() -> None:
-    machine = Machine("cpu", 2, 1e9, (1, 100), (1e-4, 1e-3), (2e-4, 1e-2))
+    kv = 2 * TINY.layers * TINY.kv_heads * TINY.head_dim
+    told = {field: getattr(TINY, field) for field in ("layers", "hidden", "heads", "head_dim", "vocab")}
+    sizes = alike_sizes(**told, layer_weights=TINY.layer_weights, kv_numbers=kv)
+    numbers = TINY.layer_weights, TINY.hidden * TINY.vocab
+    machine = Machine("cpu", 2, 1e9, (1, 100), (1e-4, 1e-3), (2e-4, 1e-2), *numbers)
     names = ("rows", "own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
     steps = dict.fromkeys(names, np.zeros(1))
-    assert limit_seconds(steps, TINY, machine) == 0.0
+    assert limit_seconds(steps, sizes, machine) == 0.0
     many = steps | {"rows": np.array([100.0])}
-    stored = 100 * (TINY.kv_numbers + TINY.vocab) * 2 / 1e9
-    assert limit_seconds(many, TINY, machine) == pytest.approx(TINY.layers * 1e-3 + 1e-2 + stored)
+    stored = 100 * (kv + TINY.vocab) * 2 / 1e9
+    assert limit_seconds(many, sizes, machine) == pytest.approx(TINY.layers * 1e-3 + 1e-2 + stored)
+    wider = replace(sizes, layer_weights=3 * sizes.layer_weights)
+    assert limit_seconds(many, wider, machine) == pytest.approx(TINY.layers * 3e-3 + 1e-2 + stored)
+    assert limit_seconds(many, sizes, machine.shared_by(2)) == pytest.approx(limit_seconds(many, sizes, machine))
     read = many | {"own": np.array([1e6])}
-    gained = limit_seconds(read, TINY, machine) - limit_seconds(many, TINY, machine)
-    assert gained == pytest.approx(1e6 * TINY.kv_numbers * 2 / 1e9)
-    rate = machine.best_rate(TINY.layer_weights)
+    gained = limit_seconds(read, sizes, machine) - limit_seconds(many, sizes, machine)
+    assert gained == pytest.approx(1e6 * kv * 2 / 1e9)
     pairs = many | {"shared_pairs": np.array([1e6])}
-    gained = limit_seconds(pairs, TINY, machine) - limit_seconds(many, TINY, machine)
-    assert gained == pytest.approx(1e6 * 4 * TINY.heads * TINY.head_dim * TINY.layers / rate)
+    gained = limit_seconds(pairs, sizes, machine) - limit_seconds(many, sizes, machine)
+    assert gained == pytest.approx(1e6 * 4 * TINY.heads * TINY.head_dim * TINY.layers / machine.best_rate)
 
 
 # --- parts

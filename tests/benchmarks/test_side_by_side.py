@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import side_by_side
+import torch
+from execute_drive import tiny_model
 
 pytestmark = pytest.mark.torch
 
@@ -42,3 +46,39 @@ def test_engines_open_together_take_turns(tmp_path: Path, capsys: pytest.Capture
 def test_a_work_that_it_cannot_give_all_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="monkeys-alone is no work for several engines: take of monkeys, 128-1024, "):
         side_by_side.main(["--shape", "tiny", "--work", "big", "--work", "monkeys-alone", "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma4_text", "enable_moe_block": True, "top_k_experts": 2, "hidden_size_per_layer_input": 0,
+         "global_head_dim": 16, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"],
+         "vocab_size_per_layer_input": 160},
+        {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "mlp_only_layers": [0], "head_dim": 8},
+    ],
+    ids=["gemma4", "a dense layer first"],
+)  # fmt: skip
+def test_routers_are_drawn_wherever_a_layer_has_them(config: dict[str, Any]) -> None:
+    """As engines draw them all but nothing tells one expert from another. On a GPU a product has its matrix plain."""
+    model = tiny_model(**config, num_experts=4, moe_intermediate_size=24)
+    moes = [block.routed.moe if "gemma4" in config["model_type"] else block.mlp for block in model.blocks]
+    weights = [torch.full((4, 32), 7.0) for moe in moes if hasattr(moe, "router")]
+    for moe, weight in zip([moe for moe in moes if hasattr(moe, "router")], weights, strict=True):
+        moe.router.product = SimpleNamespace(matrix=weight)
+    runner = SimpleNamespace(_model=model)
+    side_by_side.spread_experts("penstock", SimpleNamespace(engine=SimpleNamespace(runner=runner)))
+    assert len(weights) == (2 if "gemma4" in config["model_type"] else 1)
+    assert all(0.7 < float(weight.std()) < 1.3 and abs(float(weight.mean())) < 0.4 for weight in weights)
+
+
+def test_routers_of_vllm_are_found_by_name() -> None:
+    """Its Gemma 4 names them layers.N.router.proj, others layers.N.mlp.gate."""
+    layer = torch.nn.ModuleDict({
+        "mlp": torch.nn.ModuleDict({"gate": torch.nn.Linear(64, 8), "gate_up_proj": torch.nn.Linear(64, 8)}),
+        "router": torch.nn.ModuleDict({"proj": torch.nn.Linear(64, 8)}),
+    })  # fmt: skip
+    side_by_side._spread_modules(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])}))
+    spread = {
+        name: float(part.weight.detach().std()) > 0.5 for name, part in layer.named_modules() if hasattr(part, "weight")
+    }
+    assert spread == {"mlp.gate": True, "mlp.gate_up_proj": False, "router.proj": True}

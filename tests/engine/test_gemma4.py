@@ -11,11 +11,16 @@ import torch
 from execute_drive import CONFIG, tiny_model, tiny_runner
 from paged_cache import PagedCache
 from ranks_together import Together, met
+from safetensors.torch import save_file
 from sample_drive import Samples, drive, drive_each_alone, over, requests
 
 from penstock.engine.engine import Engine
+from penstock.errors import CheckpointError
 from penstock.layers.reading_attention import ReadingAttention
+from penstock.models.build_model import build_model
+from penstock.models.read_config import model_config_of
 from penstock.parallel.layout import Layout
+from penstock.weights.place import find_weights
 
 pytestmark = pytest.mark.torch
 
@@ -29,16 +34,39 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
+HALF = MODEL | {
+    "num_key_value_heads": 4, "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+TWICE = MODEL | {
+    "attention_k_eq_v": False, "num_key_value_heads": 1,
+    "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")],
+}  # fmt: skip
+# What a layer that sees everything stores, over one with a window: as much, half as in 26B-A4B, twice as in E4B.
+MODELS: dict[str, dict[str, Any]] = {
+    "as much": MODEL, "half": HALF, "twice": TWICE, "half, eight bits": HALF | {"kv_dtype": "fp8"},
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def alone() -> Samples:
+def model(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return MODELS[request.param]
+
+
+@pytest.fixture(scope="module")
+def alone(model: dict[str, Any]) -> Samples:
     """What each request gives by itself, nothing of it cached."""
-    return drive_each_alone(tiny_runner(**MODEL))
+    return drive_each_alone(tiny_runner(**model))
 
 
-@pytest.mark.parametrize(("ahead", "tight"), [(0, False), (2, True), (1, True)])
-def test_samples_are_what_they_are_alone(alone: Samples, ahead: int, tight: bool) -> None:
-    """Few blocks and tokens a step; rows are preempted all the time."""
-    runner = tiny_runner(**MODEL, **({"blocks": 60, "max_batched_tokens": 24} if tight else {}))
+@pytest.mark.parametrize(
+    ("model", "ahead", "tight"),
+    [("as much", 0, False), ("as much", 2, True), ("half", 1, True), ("half, eight bits", 2, True), ("twice", 2, True)],
+    indirect=["model"],
+)
+def test_samples_are_what_they_are_alone(alone: Samples, model: dict[str, Any], ahead: int, tight: bool) -> None:
+    """Few blocks and tokens a step; rows are preempted all the time. Layers share pages, whatever they store."""
+    runner = tiny_runner(**model, **({"blocks": 60, "max_batched_tokens": 24} if tight else {}))
+    assert runner.layer_pages is not None
     engine, threads = over(runner, steps_ahead=ahead, preempt_every=5 if tight else 0)
     assert drive(engine, requests(), threads, together=4) == alone
     stats = engine.scheduler.stats()
@@ -46,9 +74,11 @@ def test_samples_are_what_they_are_alone(alone: Samples, ahead: int, tight: bool
     runner.close()
 
 
-def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["as much", "half"], indirect=True)
+def test_two_ranks_give_the_samples_of_one(alone: Samples, model: dict[str, Any], tmp_path: Path) -> None:
     layouts = [Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))]
-    runners = [tiny_runner(**MODEL, layout=layout, blocks=120) for layout in layouts]
+    runners = [tiny_runner(**model, layout=layout, blocks=120) for layout in layouts]
+    assert all(runner.layer_pages is not None for runner in runners)
     one, threads = over(runners[0], preempt_every=7)
     engine = Engine(one.scheduler, Together(runners), steps_ahead=1)  # type: ignore[arg-type]
     assert drive(engine, requests(), threads, together=5) == alone
@@ -72,3 +102,14 @@ def test_streams_of_layers_can_be_handed_out() -> None:
     logits = PagedCache(model, 1, 2).step([], [(0, ids)])
     stream = model.handed[4][: len(ids)]
     assert torch.equal(model.logits(model.norm.last(model.ops, stream, None)), logits)
+
+
+def test_a_table_of_another_vocabulary_is_named(tmp_path: Path) -> None:
+    """Its config says as many tokens as the model's; the tensor has fewer."""
+    shape = build_model(model_config_of(CONFIG | MODEL, "tiny"), torch.float32, torch.device("meta"))
+    tensors = {part.name: torch.zeros(part.shape) for weight in shape.weights() for part in weight.parts}
+    name = "model.embed_tokens_per_layer.weight"
+    save_file(tensors | {name: torch.zeros(100, 5 * 6)}, tmp_path / "model.safetensors")
+    told = rf"tensor '{name}' has shape \[100, 30\], config.json asks for \[160, 30\]"
+    with pytest.raises(CheckpointError, match=told):
+        find_weights(shape, tmp_path)

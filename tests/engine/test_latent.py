@@ -97,11 +97,12 @@ def test_memory_counts_one_vector_a_token() -> None:
 
 
 def test_sizes_count_the_matrix_that_heads_have_of_their_own() -> None:
-    """Of a model without experts, whose least times are known."""
+    """Of a model without experts, whose layers are alike."""
     model = tiny_model(**MODEL | {"first_k_dense_replace": 2})
     sizes = ModelSizes.of(model)
-    assert sizes is not None and sizes.latent == model.blocks[0].mixer.sizes
-    assert (sizes.heads, sizes.head_dim, sizes.kv_numbers) == (4, 32, 2 * 32)
+    (attending,) = sizes.attending
+    assert attending.latent == model.blocks[0].mixer.sizes and sizes.stored == 2 * 32 * 4
+    assert (attending.layers, attending.numbers, attending.read) == (2, 4 * (32 + 24), 32 * 4)
     matrices = {weight.numbers for block in model.blocks for weight in block.mixer.up.weights()}
     plain = sum(matrix.numbers for matrix in model.blocks[0].matrices())
     assert matrices == {4 * (12 + 16) * 24} and sizes.layer_weights == plain + 4 * (12 + 16) * 24

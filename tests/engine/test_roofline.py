@@ -7,19 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from alike_sizes import alike_sizes
 from fake_device import FakeDevice
 
 from penstock.engine.engine import Engine
 from penstock.engine.roofline import RooflineGauge, Steps, limit_seconds
 from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs
 from penstock.kernels.latent import LatentSizes
-from penstock.models.sizes import ModelSizes
+from penstock.layers.block import RoutedNumbers
+from penstock.models.sizes import Attending, ModelSizes
 from penstock.request import Request, SamplingParams
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import Chunks, Moves, StepPlan, StepTokens
 
-MODEL = ModelSizes(layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64)
+pytestmark = pytest.mark.torch  # a layer's experts are described beside it
+
+MODEL = alike_sizes(layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64)
 MEMORY = GpuSpecs(item=2, copy=1e6, flops=1e18)  # products cost nothing but the reading of their weights
 LIMITS = SchedulerConfig(num_blocks=400, max_rows=16, max_model_len=512, max_batched_tokens=64, vocab_size=50)
 
@@ -135,6 +139,41 @@ def test_products_count_where_they_take_longer_than_their_weights() -> None:
     assert gained == pytest.approx(1000 * 4 * 4 * 8 / 1e6)  # of one layer: the last attends for rows alone
 
 
+def test_experts_are_read_as_far_as_tokens_meet_them() -> None:
+    """Four of 64 each: one token reads four, many read all; past that their products take longer."""
+    names = ("own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
+    experts = RoutedNumbers(experts=64, top_k=4, numbers=1000, bytes=500)  # in four bits
+    routed, machine = replace(MODEL, routed=((experts, 2),)), GpuSpecs(item=2, copy=1e6, flops=1e9)
+    for rows, met in ((0, 0.0), (1, 4.0), (2, 4 + 60 / 16), (10_000, 64.0)):
+        steps = dict.fromkeys(names, np.zeros(1)) | {"rows": np.array([float(rows)])}
+        gained = limit_seconds(steps, routed, machine) - limit_seconds(steps, MODEL, machine)
+        products = 2 * 2 * 4 * 1000 * rows / 1e9
+        assert gained == pytest.approx(max(2 * met * 500 / 1e6, products)) and (products > gained / 2) is (rows > 2)
+
+
+def test_each_kind_of_layer_reads_what_it_sees_and_a_token_its_row_of_the_table() -> None:
+    near = Attending(layers=3, window=32, numbers=6, read=10)
+    whole = Attending(layers=1, window=None, numbers=20, read=70)
+    model = ModelSizes(
+        layers=4, hidden=10, vocab=50, layer_weights=1000, attending=(near, whole), stored=80, ahead=500, row_bytes=9
+    )
+    plan, none = _plan(5), np.zeros(0, np.int32)
+    plan.lengths[:] = 99
+    plan.chunks = Chunks(
+        tokens=np.zeros(8, np.int32), start=np.array([0, 8], np.int32), context=np.array([0], np.int32),
+        blocks=none.reshape(1, 0), prompt_logprobs=none, next_token=none,
+    )  # fmt: skip
+    steps = Steps(model.windows)
+    steps.note(plan)
+    rows, tokens, chunk, below = 5, 13, 8, 3 / 4
+    read = 3 * 10 * (rows * 32 + chunk * below) + 70 * (rows * 100 + chunk * below)
+    moved = 2 * (4 * 1000 + 500 + 500) + read + tokens * (80 + 9) + rows * 50 * 2  # layers, head, ahead of them
+    assert limit_seconds(steps.columns(), model, GpuSpecs(item=2, copy=1.0, flops=1e18)) == pytest.approx(moved)
+    slow = limit_seconds(steps.columns(), model, GpuSpecs(item=2, copy=1e18, flops=1.0))
+    pairs = chunk * (chunk + 1) / 2 * below * (3 * 6 + 20)
+    assert slow == pytest.approx(2 * (tokens * (3000 + 500) + rows * (1000 + 500) + pairs))
+
+
 @pytest.mark.parametrize(
     ("rows", "own", "groups", "prefix", "ms", "share"),
     [(8192, 96, 8, 656, 43.4, 0.63), (1000, 640, 0, 0, 9.2, 0.75), (1, 640, 0, 0, 0.789, 0.66)],
@@ -143,7 +182,7 @@ def test_steps_that_an_h200_was_measured_at_stay_below_its_data_sheet(
     rows: int, own: int, groups: int, prefix: int, ms: float, share: float
 ) -> None:
     """Llama-3.2-1B's shape in bf16; the times are docs/execute.md's."""
-    model = ModelSizes(
+    model = alike_sizes(
         layers=16, hidden=2048, heads=32, head_dim=64, vocab=128_256, layer_weights=60_817_408, kv_numbers=16_384
     )
     copy, flops = DATA_SHEETS["NVIDIA H200"]
@@ -187,7 +226,8 @@ def test_prompts_over_latent_vectors_multiply_in_the_form_that_is_less(
     steps = Steps()
     steps.note(plan)
     deepseek = LatentSizes(rank=512, turning=64, still=128, value=128)
-    model = replace(MODEL, heads=16, head_dim=576, layer_weights=0, latent=deepseek)
+    attending = Attending(layers=2, window=None, numbers=16 * (576 + 512), read=2 * 576, latent=deepseek)
+    model = replace(MODEL, layer_weights=0, attending=(attending,))
     least = limit_seconds(steps.columns(), model, GpuSpecs(item=2, copy=1e30, flops=1e12))
     assert least == pytest.approx(2 * 16 * multiplied / 1e12)
 

@@ -173,8 +173,8 @@ def test_memory_counts_every_form() -> None:
     assert runner.describe()["kv_bytes"] == 51 * (2 * heads + latent) + tokens + slots
     runner.close()
     sizes = ModelSizes.of(model)
-    assert sizes is not None and (sizes.recurrent, sizes.slot_bytes) == (2, model.slot_bytes)
-    assert sizes.kv_numbers * 4 * 16 == 2 * heads + latent
+    assert sum(each.layers for each in sizes.attending) == 4 and sizes.slot_bytes == model.slot_bytes
+    assert sizes.stored * 16 == 2 * heads + latent
 
 
 def test_states_that_add_up_are_of_the_dtype_that_is_asked_for() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.execute.kv_cache import PagePlace
 from penstock.execute.layer_pages import LayerPages
 from penstock.execute.staging import Staging
 from penstock.execute.window_tables import WindowTables
@@ -16,13 +17,16 @@ from penstock.schedule.step import Chunks, plain_step
 
 pytestmark = pytest.mark.torch
 
-NONE = np.zeros(0, np.int32)
+NONE, PLACE = np.zeros(0, np.int32), PagePlace(0, 0, 64)
 PAGES = np.array([[2, 12, 22], [3, 13, 23], [4, 14, 24], [5, 15, 25]], np.int32)  # four blocks, each with two pages
 
 
 def cleared_by(chunks: Chunks | None) -> list[int]:
     rows: Any = SimpleNamespace(device=torch.device("cpu"), block_table=torch.zeros((2, 8), dtype=torch.int32))
-    tables, staging = WindowTables(LayerPages((0, 1, 2), (0, 0, 0), 32), rows, 31), Staging(4, 2, torch.device("cpu"))
+    tables, staging = (
+        WindowTables(LayerPages((0, 1, 2), (PLACE,) * 3, 32), rows, 31),
+        Staging(4, 2, torch.device("cpu")),
+    )
     staging.begin()
     plan = plain_step(0, NONE, NONE, chunks=chunks)
     plan.window_pages = PAGES

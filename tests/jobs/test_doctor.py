@@ -89,8 +89,9 @@ def test_the_fewest_ranks_that_hold_it_then_replicas(
     """gpus: of so many GB."""
     told = {"model_type": "llama", "vocab_size": 128_256, "num_key_value_heads": 8, "max_position_embeddings": 8192}
     model_config = model_config_of(told | shape, "made up")
-    needs = bytes_a_rank(Config.of(**knobs), model_config, torch.bfloat16, len(gpus))
-    assert re.match(best, said := recommend(needs, [each * 920_000_000 for each in gpus], 8192)), said
+    rooms = [each * 920_000_000 for each in gpus]
+    needs = bytes_a_rank(Config.of(**knobs), model_config, torch.bfloat16, rooms)
+    assert re.match(best, said := recommend(needs, rooms, 8192)), said
     assert set(needs) <= ({1, 2, 3, 6} if shape is SIX_HEADS else {1, 2, 4, 8})
 
 

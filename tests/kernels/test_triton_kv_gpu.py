@@ -60,3 +60,12 @@ def test_gemma4_store(eight, width):
     import triton_kernel_cases_kv as cases
 
     cases.check_gemma4_store(GPU, torch.bfloat16, eight, width)
+
+
+@pytest.mark.parametrize("eight", [0, 1, 2])
+@pytest.mark.parametrize("name", ["rows alone", "one row, split", "groups and chunks", "window 20"])
+def test_blocks_apart(name, eight):
+    import triton_kernel_cases_kv as cases
+
+    cases.check_apart(GPU, torch.bfloat16, cases.column_of("triton"), eight, name)
+    cases.check_one_row_apart(GPU, torch.bfloat16, (16, 2, 512), eight)

@@ -46,3 +46,15 @@ def test_copies(eight):
 @pytest.mark.parametrize("width", [64, 80])
 def test_gemma4_store(eight, width):
     cases.check_gemma4_store(CPU, F32, eight, width)
+
+
+@pytest.mark.parametrize("eight", [0, 1, 2])
+@pytest.mark.parametrize("column", ["triton", "reference"])
+def test_blocks_apart(eight, column):
+    cases.check_apart(CPU, F32, cases.column_of(column), eight)
+
+
+@pytest.mark.parametrize("eight", [0, 1, 2])
+def test_one_row_of_blocks_apart(eight, monkeypatch):
+    monkeypatch.setattr(cases.one_row_attention, "PARTS", 2)
+    cases.check_one_row_apart(CPU, F32, (4, 2, 16), eight)

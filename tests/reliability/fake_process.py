@@ -17,13 +17,14 @@ from penstock.engine.engine import Engine
 from penstock.engine.process import main
 from penstock.engine.roofline import RooflineGauge
 from penstock.execute.gpu_specs import GpuSpecs
-from penstock.models.sizes import ModelSizes
+from penstock.models.sizes import Attending, ModelSizes
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
 
 COMMAND = (sys.executable, __file__)
 # Made up, so that there is a gauge: reading these weights takes 0.2 ms, and steps 1 ms unless told otherwise.
-MODEL = ModelSizes(layers=1, hidden=64, heads=1, head_dim=1, vocab=256, layer_weights=100_000, kv_numbers=1)
+LAYER = Attending(layers=1, window=None, numbers=2, read=2)
+MODEL = ModelSizes(layers=1, hidden=64, vocab=256, layer_weights=100_000, attending=(LAYER,), stored=2)
 MACHINE = GpuSpecs(item=2, copy=1e9, flops=1e15)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_steps import made_file, step_seconds
+from made_steps import made_file, made_table, step_seconds
 
 from penstock.errors import CheckpointError, UsageError
 from penstock.simulate.goals import parse_goals
@@ -103,6 +103,18 @@ def test_knobs_are_bounded_by_the_table(tmp_path: Path) -> None:
             open_engine(path, knobs)
     with pytest.raises(UsageError, match="was measured with made, not other"):
         open_engine(path, {}, "other")
+
+
+def test_windows_take_pages_of_the_same_memory(tmp_path: Path) -> None:
+    """A block takes two pages more until its window has passed: by pages, as the engine that was timed counts them."""
+    path = made_file(tmp_path, table=made_table(window=256, window_tables=2))
+    limits = open_engine(path, {}).limits
+    assert (limits.num_blocks, limits.window, limits.window_tables) == (3 * 4096, 256, 2)
+    assert open_engine(path, {"kv_cache_tokens": 1600}).limits.num_blocks == 3 * 101
+    asked = {"kv_cache_tokens": 4800}
+    engines = [open_engine(made_file(tmp_path, "plain.json"), asked), open_engine(path, asked)]
+    plain, windowed = (planner(each, shape="16x1400", requests=40).answer(1).figures.seconds for each in engines)
+    assert windowed < 0.8 * plain, "more of them run at once"
 
 
 def test_a_load_that_no_engine_takes(engine: SimulatedEngine) -> None:

@@ -41,6 +41,38 @@ def moved(kv: LayerKv, device: str) -> LayerKv:
     return form.over(kv.storage.to(device))
 
 
+def check_apart(device: str, dtype: torch.dtype, column: Any, eight: int, name: str = "groups and chunks") -> None:
+    """Blocks between which another layer's bytes lie, NaNs: attention reads what is its own, the store writes there."""
+    told, window = SMALL[name]
+    case = make_case(**told, dtype=dtype)
+    kv = stored_in(case.kv, eight)
+    apart, pool = among_others(kv, device)
+    got = attend(column, on(case, device).q, apart, on(case, device).inputs, case.scale, window)
+    assert_close(got.cpu(), replace(case, kv=worth(kv)).naive(window))
+    heads, (_, kv_heads, _, width) = case.q.shape[1], kv.keys.shape
+    tokens = len(case.positions)
+    qkv = drawn(tokens, (heads + 2 * kv_heads) * width, dtype=dtype, by=3.0)
+    angles = drawn(400, width // 2, seed=3)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
+    together = moved(kv, device)
+    for to in (together, apart):
+        there = on(case, device).inputs
+        rotate(column, qkv.clone().to(device), cos_sin.to(device), there, to, heads, kv_heads, width)
+    assert torch.equal(apart.storage.view(torch.uint8), together.storage.view(torch.uint8))
+    third = pool.shape[1] // 3
+    assert (pool[:, :third] == 255).all() and (pool[:, 2 * third :] == 255).all()
+
+
+def among_others(kv: LayerKv, device: str) -> tuple[LayerKv, Tensor]:
+    """The same numbers as the middle third of each page, and the pages [blocks, bytes], all else of which is NaN."""
+    scales = None if kv.scales is None else kv.scales.to(device)
+    form = KvForm(kv.kv_heads, kv.keys.shape[3], kv.keys.dtype, kv.values.dtype, scales)
+    pool = torch.full((kv.keys.shape[0], 3 * form.block_bytes), 255, dtype=torch.uint8, device=device)
+    own = pool.narrow(1, form.block_bytes, form.block_bytes).unflatten(1, form.block_shape)
+    own.copy_(kv.storage.view(torch.uint8).view(own.shape))
+    return form.over(own), pool
+
+
 def check_store(device: str, dtype: torch.dtype, tokens: int, shape: tuple[int, int, int], eight: int) -> None:
     """The store of many rows against plain torch's, number by number: a step of e4m3 where the rotation rounded."""
     heads, kv_heads, width = shape
@@ -91,6 +123,32 @@ def check_gemma4_store(device: str, dtype: torch.dtype, eight: int, width: int =
             assert ((found.cpu().float() - full).abs() <= within).all()
         alone = rotate(column, q.clone().to(where), cos_sin.to(where), step, None, *own, normed_values=True)
         assert torch.equal(alone.cpu(), got.cpu())
+
+
+def check_one_row_apart(device: str, dtype: torch.dtype, shape: tuple[int, int, int], eight: int) -> None:
+    """A row's store and attention in one launch, over blocks that lie apart: as over blocks that don't."""
+    heads, kv_heads, width = shape
+    kind = AttentionKind(heads, kv_heads, width, 0, None, width**-0.5)
+    qkv, angles = drawn(1, (heads + 2 * kv_heads) * width, dtype=dtype), drawn(400, width // 2, seed=3)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1).to(device)
+    case = make_case([150], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
+    kv, inputs = stored_in(case.kv, eight), on(case, device).inputs
+    (apart, _), together = among_others(kv, device), moved(kv, device)
+    answers = [
+        one_row_attention.rotate_and_attend_one(qkv.to(device), cos_sin, to, inputs, kind) for to in (apart, together)
+    ]
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(apart.storage.view(torch.uint8), together.storage.view(torch.uint8))
+
+
+def column_of(name: str) -> Any:
+    """What plans, stores and attends."""
+    plain = plain_column()
+    if name == "reference":
+        return SimpleNamespace(**vars(plain), attention=plain_attention.attention)
+    return SimpleNamespace(
+        plan=attention.plan, attention=attention.attention, rotary_and_store=rotary.rotary_and_store
+    )  # fmt: skip
 
 
 def plain_column() -> Any:

@@ -105,6 +105,8 @@ class TimedEngine(_Told, kw_only=True, frozen=True):
     grouping: bool  # whether steps have prefix groups
     sharing: dict[str, float]  # SharingCosts' fields
     state_slots: int = 0  # of recurrent state; 0: no layer has any
+    window: int = 0  # tokens that layers with windows see, where they share pages with the others; 0: none do
+    window_tables: int = 0  # pages that such layers take of a block, beside the first
 
 
 class StepSeconds(_Told, kw_only=True, frozen=True):

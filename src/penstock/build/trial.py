@@ -135,7 +135,7 @@ def longest_of(works: Sequence[WorkSample]) -> int:
 
 def _timed(engine: Engine, runner: TorchRunner, work: WorkSample) -> Timing:
     limit = None
-    if runner.rated is not None and runner.model_sizes is not None:
+    if runner.rated is not None:
         limit = engine.limit = _WholeWork(runner.model_sizes, runner.rated)
     begun = time.perf_counter()
     ends: dict[int, float] = {}

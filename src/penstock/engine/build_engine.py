@@ -143,7 +143,5 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
 
 
 def limit_of(runner: TorchRunner) -> RooflineGauge | None:
-    """None where the least time of a step isn't known: the device's rates, or what a token reads of the model."""
-    if runner.rated is None or runner.model_sizes is None:
-        return None
-    return RooflineGauge(runner.model_sizes, runner.rated)
+    """None where the device's rates aren't known, and so the least time of a step."""
+    return None if runner.rated is None else RooflineGauge(runner.model_sizes, runner.rated)

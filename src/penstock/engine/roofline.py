@@ -1,8 +1,10 @@
 """How near steps come to what the hardware could do at most: the least time of a step by arithmetic, and a gauge of it.
 
 A step is at least: its matrix products at the machine's rate (or its weights read once, where that is longer), K and V
-read once (a prefix once a group), a row's recurrent state read and written, attention's own products at the best rate,
-and the logits read once more for sampling. The parts of a step follow each other, so their times add up.
+read once by each layer (a prefix once a group), a row's recurrent state read and written, attention's own products at
+the best rate, and the logits read once more for sampling. Of experts those are read that tokens meet which choose
+evenly: where they all choose the same ones it is less. Prompts over latent vectors absorb them, or make keys and values
+of them, whichever is less. The parts of a step follow each other, so their times add up.
 `benchmarks/shapes.py` holds works against the rates that it measured (step_limit.py beside it), the gauge holds a
 running engine's steps against the data sheet's (execute/gpu_specs.py): both are a Machine. It knows step plans, sizes
 and a clock; no devices.
@@ -11,15 +13,17 @@ and a clock; no devices.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.models.sizes import ModelSizes
 from penstock.schedule.step import Chunks, StepPlan
+
+if TYPE_CHECKING:
+    from penstock.layers.block import RoutedNumbers
 
 Float64 = NDArray[np.float64]
 Columns = dict[str, Float64]
@@ -44,7 +48,8 @@ class Machine(Protocol):
     def head_seconds(self, rows: Float64, numbers: int) -> Float64:
         """The same of the head's product."""
 
-    def best_rate(self, numbers: int) -> float:
+    @property
+    def best_rate(self) -> float:
         """Operations a second at best, of products with a layer's matrices."""
 
 
@@ -112,30 +117,39 @@ class Steps:
 
 def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     """Returns the least time of these steps (Steps.columns), all together."""
-    tokens, below = steps["rows"] + steps["chunk"], sizes.layers - 1  # the last layer answers for rows alone
+    rows, tokens = steps["rows"], steps["rows"] + steps["chunk"]
+    below = sizes.layers - 1  # the last layer answers for rows alone
     share = below / sizes.layers  # of layers in which chunks attend
-    products = below * machine.layer_seconds(tokens, sizes.layer_weights)
-    products = products + machine.layer_seconds(steps["rows"], sizes.layer_weights)
-    head = machine.head_seconds(steps["rows"], sizes.vocab * sizes.hidden)
-    logits = steps["rows"] * sizes.vocab * machine.item
-    layers = Counter(sizes.windows)
-    attending = sizes.layers - sizes.recurrent
-    full = attending - layers.total()
-    read = full * (steps["own"] + steps["shared"] + steps["chunk_context"] * share)
-    pairs = full * (steps["shared_pairs"] + steps["chunk_pairs"] * share)
-    for window, count in layers.items():
-        read = read + count * (steps[f"own {window}"] + steps[f"chunk_context {window}"] * share)
-        pairs = pairs + count * steps[f"chunk_pairs {window}"] * share
-    kv = (read / attending + tokens) * sizes.kv_numbers * sizes.kv_share * machine.item
-    kv = kv + 2 * steps["rows"] * sizes.slot_bytes
-    multiplied = pairs * 2.0 * sizes.head_dim
-    if sizes.latent is not None:  # a chunk's own tokens are made or absorbed by `layer_weights`
-        of = sizes.latent
-        made = (steps["chunk_context"] - steps["chunk"]) * of.expansion + steps["chunk_pairs"] * of.expanded_pair
-        chunks = np.minimum(steps["chunk_pairs"] * of.absorbed_pair, made)
-        multiplied = full * (steps["shared_pairs"] * of.absorbed_pair + chunks * share)
-    attention = multiplied * 2.0 * sizes.heads / machine.best_rate(sizes.layer_weights)
-    return float((products + head + attention + (kv + logits) / machine.copy).sum())
+    seconds = machine.head_seconds(rows, sizes.vocab * sizes.hidden)
+    for count, layers in ((tokens, below), (rows, 1)):
+        seconds = seconds + layers * machine.layer_seconds(count, sizes.layer_weights)
+        for experts, of_layers in sizes.routed:
+            seconds = seconds + layers * of_layers / sizes.layers * _experts_seconds(count, experts, machine)
+    if sizes.ahead:
+        seconds = seconds + machine.layer_seconds(tokens, sizes.ahead)
+    moved = tokens * (sizes.stored + sizes.row_bytes)  # bytes
+    moved = moved + rows * (2 * sizes.slot_bytes + sizes.vocab * machine.item)
+    operations = np.zeros_like(tokens)
+    for each in sizes.attending:
+        suffix = "" if each.window is None else f" {each.window}"
+        read, pairs = steps[f"own{suffix}"], steps[f"chunk_pairs{suffix}"]
+        context = steps[f"chunk_context{suffix}"]
+        if (latent := each.latent) is not None:  # a chunk's own tokens are made or absorbed by `layer_weights`
+            made = (context - steps["chunk"]) * latent.expansion + pairs * latent.expanded_pair
+            pairs = np.minimum(pairs, made / latent.absorbed_pair)
+        read, pairs = read + context * share, pairs * share
+        if each.window is None:
+            read, pairs = read + steps["shared"], pairs + steps["shared_pairs"]
+        moved = moved + each.layers * read * each.read
+        operations = operations + 2.0 * each.layers * pairs * each.numbers
+    return float((seconds + moved / machine.copy + operations / machine.best_rate).sum())
+
+
+def _experts_seconds(tokens: Float64, experts: RoutedNumbers, machine: Machine) -> Float64:
+    """Returns seconds of a layer's experts for each count of tokens, which choose evenly."""
+    met = experts.experts * (1 - (1 - experts.top_k / experts.experts) ** tokens)
+    products = 2.0 * tokens * experts.top_k * experts.numbers / machine.best_rate
+    return np.maximum(products, met * experts.bytes / machine.copy)
 
 
 class RooflineGauge:

@@ -43,7 +43,8 @@ class GpuSpecs:
     def head_seconds(self, rows: NDArray[Any], numbers: int) -> NDArray[np.float64]:
         return self.layer_seconds(rows, numbers)
 
-    def best_rate(self, numbers: int) -> float:
+    @property
+    def best_rate(self) -> float:
         return self.flops
 
 

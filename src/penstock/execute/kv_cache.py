@@ -16,6 +16,7 @@ it can hand its blocks on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,15 @@ _BYTES = {
 TOKEN_BYTES = 4  # of a token's id
 
 
+@dataclass(frozen=True, slots=True)
+class PagePlace:
+    """Where a layer's pages lie: from byte `first` on in those of the storage of that number, each of so many bytes."""
+
+    storage: int
+    first: int
+    bytes: int
+
+
 class KvCache:
     """State of every layer; slot_token `[blocks, 16]` int32. All zeros. The last block is the dump.
 
@@ -46,23 +56,24 @@ class KvCache:
         keepers: Sequence[Sequence[Keeper]],
         blocks: int,
         device: torch.device,
-        places: tuple[int, ...] | None = None,
+        places: Sequence[PagePlace] | None = None,
         slots: int = 0,
         *,
         shared: bool = False,
     ) -> None:
-        """keepers: by block of the model. places: number of the storage of each keeper with pages of its own, where
-        such keepers share them; None: each has its own. slots: of recurrent state.   shared: all slots
-        are one, for steps whose answers nobody reads."""
+        """keepers: by block of the model. places: of each keeper with pages of its own, where such keepers share
+        storages; None: each has its own. slots: of recurrent state.   shared: all slots are one, for steps whose
+        answers nobody reads."""
         owners = [keeper for each in keepers for keeper in each if keeper.source is None]
         paged = [(id(owner), owner.form) for owner in owners if not isinstance(owner.form, RecurrentForm)]
-        places = tuple(range(len(paged))) if places is None else places
-        shapes = {place: form.block_shape for place, (_, form) in zip(places, paged, strict=True)}
-        self._pages = [zeros((blocks, *shapes[place]), torch.uint8, device) for place in sorted(shapes)]
-        views: dict[int, Any] = {  # layers that share a storage have as many bytes, not always the same heads
-            owner: form.over(self._pages[place].view(blocks, *form.block_shape))
-            for place, (owner, form) in zip(places, paged, strict=True)
-        }
+        if places is None:
+            places = [PagePlace(number, 0, form.block_bytes) for number, (_, form) in enumerate(paged)]
+        sizes = dict(sorted((place.storage, place.bytes) for place in places))
+        self._pages = [zeros((blocks, size), torch.uint8, device) for size in sizes.values()]
+        views: dict[int, Any] = {}
+        for place, (own, form) in zip(places, paged, strict=True):
+            stretch = self._pages[place.storage].narrow(1, place.first, form.block_bytes)
+            views[own] = form.over(stretch.view(blocks, *form.block_shape))
         self._slots: list[Tensor] = []
         for owner in owners:
             if isinstance(owner.form, RecurrentForm):

@@ -43,7 +43,7 @@ class SeenKv:
 
     largest: Tensor  # [2, kv_heads] float32: |k| and |v|
     scales: Tensor  # [2, kv_heads] float32: its checkpoint's, or what the largest ask for
-    key_error: float  # |answer with rounded keys - answer| / |answer|, of the head where it is largest
+    key_error: float  # |answer with rounded keys - answer| / |answer|, of the head (and reader) where it is largest
 
 
 def fit_kv(
@@ -169,34 +169,39 @@ def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None, given: Gi
 
 
 class _Look:
-    """Stands in for attention, and sees what each layer stores and answers, one after the other."""
+    """Stands in for attention, and sees what each layer that stores stores, and what it and those that read it answer,
+    one after the other."""
 
     def __init__(self, ops: Ops, layers: list[LayerKv | LatentKv], given: Given, blocks: Tensor) -> None:
-        self._attend, self._layers, self._given, self.blocks = ops.attention, layers, given, blocks
-        self._attend_latents = ops.latent_attention
+        self._attend, self._attend_latents = ops.attention, ops.latent_attention
+        self._layers, self._given, self.blocks = iter(layers), given, blocks
         self.seen: list[SeenKv] = []
+        self._stored: list[LayerKv | LatentKv] = []  # of each that was seen
 
     def attention(
         self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any, sinks: Tensor | None = None
     ) -> Tensor:
-        assert kv is self._layers[len(self.seen)], "layers attend in their order"
+        source = self._source_of(kv)
         answer = self._attend(q, kv, inputs, kind, plan, sinks)
         held = kv.worth(self.blocks)
         largest = held.abs().amax((0, 3, 4)).T.contiguous()
-        given = self._given[len(self.seen)]
-        scales = scales_for(largest) if given is None else given.to(q.device)
+        if source is not None:
+            scales = source.scales
+        else:
+            given = self._given[len(self.seen)]
+            scales = scales_for(largest) if given is None else given.to(q.device)
         by = scales[0, :, None, None]
         rounded = torch.zeros((len(kv.storage), *held.shape[1:]), dtype=kv.keys.dtype, device=q.device)
         rounded[self.blocks, :, 0] = _through_e4m3(held[:, :, 0], by).to(rounded.dtype)
         rounded[self.blocks, :, 1] = held[:, :, 1].to(rounded.dtype)
         moved = self._attend(q, LayerKv.plain(rounded), inputs, kind, plan, sinks)
-        self.seen.append(SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
+        self._note(kv, source, SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
         return answer
 
     def latent_attention(
         self, q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: Any
     ) -> Tensor:
-        assert kv is self._layers[len(self.seen)], "layers attend in their order"
+        source = self._source_of(kv)
         answer = self._attend_latents(q, up, kv, inputs, kind, plan)
         held = kv.vectors.index_select(0, self.blocks).float()
         largest = held.abs().amax().view(1)
@@ -205,8 +210,20 @@ class _Look:
         rounded[self.blocks, :, : kv.value_width] = _through_e4m3(held, scales).to(rounded.dtype)
         rounded[self.blocks, :, kv.value_width :] = kv.turned.index_select(0, self.blocks)
         moved = self._attend_latents(q, up, LatentKv(rounded, kv.value_width), inputs, kind, plan)
-        self.seen.append(SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
+        self._note(kv, source, SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
         return answer
+
+    def _source_of(self, kv: LayerKv | LatentKv) -> SeenKv | None:
+        """Returns what was seen of the earlier layer whose state the next one reads; None: it stores its own."""
+        assert kv is next(self._layers), "layers attend in their order"
+        return next((seen for seen, stored in zip(self.seen, self._stored, strict=True) if stored is kv), None)
+
+    def _note(self, kv: LayerKv | LatentKv, source: SeenKv | None, seen: SeenKv) -> None:
+        if source is not None:
+            source.key_error = max(source.key_error, seen.key_error)
+        else:
+            self.seen.append(seen)
+            self._stored.append(kv)
 
 
 def scales_for(largest: Tensor) -> Tensor:

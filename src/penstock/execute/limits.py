@@ -21,6 +21,7 @@ ROWS = {"cpu": 1024, "cuda": 8192}
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
 MASK_SLOTS = 1024  # of ceil(vocabulary / 32) words: 16 MB at 128k tokens
 CPU_SHARE = 0.25  # of free memory: other programs live on a CPU's
+STEP_SHARE = 0.05  # of a GPU: what a step's own tensors and graphs take, about
 GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05  # 1.5 GB for graphs, on a small GPU so much of its memory
 # Beyond the tokens that were asked for: the scratch block, a sample's own copy of its prompt's last block, and its next
 # token's block, so that a cache of max_model_len tokens really runs a sequence of that length.
@@ -102,7 +103,7 @@ def with_kv(
     """
     longest = limits.max_model_len
     asked = config.memory.kv_cache_tokens
-    free = max(0, _room_of(config, device) - weights_to_come) // sharers
+    free = max(0, room_of(config, device) - weights_to_come) // sharers
     slots = 0
     if slot_bytes:
         ours = int(free * _share_of(device))
@@ -208,8 +209,8 @@ def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: t
     return tokens
 
 
-def _room_of(config: Config, device: torch.device) -> int:
-    """Bytes that KV could take: on CUDA of the share of the GPU that is ours, less what graphs will take."""
+def room_of(config: Config, device: torch.device) -> int:
+    """Bytes that could yet be taken: on CUDA of the share of the GPU that is ours, less what graphs will take."""
     free = free_memory(device)
     if device.type == "cpu":
         return free

@@ -6,6 +6,7 @@ It knows Config, folders and devices; no sequences, no text.
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from penstock.execute.layer_pages import open_token_bytes, pages_of
 from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.reload import load_beside
 from penstock.execute.runner import TorchRunner, run_worst_steps
+from penstock.execute.table_place import table_in_host, told_place
 from penstock.kernels.choose import choose
 from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.ops import Ops
@@ -40,7 +42,8 @@ from penstock.weights.load import load_model
 
 log = logging.getLogger(__name__)
 
-GPU_ONLY = ("gpu_memory_utilization", "max_cudagraph_capture_size")  # knobs that nothing reads on a CPU
+# Knobs that nothing reads on a CPU.
+GPU_ONLY = ("gpu_memory_utilization", "max_cudagraph_capture_size", "per_layer_embeddings")
 
 
 def open_runner(config: Config, folder: Path) -> TorchRunner:
@@ -131,6 +134,13 @@ def load_for(
     longest sequence."""
     dtype = find_dtype(config.model.dtype, device)
     ops = choose(device, dtype, config.schedule.kernels, config.tuned)
+
+    def in_host(shape: Decoder) -> bool:
+        beside = table_in_host(shape, config, device)
+        if beside and layout.rank == 0:
+            print(f"penstock: {told_place(shape, config.memory.per_layer_embeddings)}", file=sys.stderr, flush=True)
+        return beside
+
     model = load_model(
         folder,
         load_format=config.model.load_format,
@@ -144,6 +154,7 @@ def load_for(
         quantization=config.model.quantization,
         lora=config.model.lora,
         room=free_memory(device) // layout.size if device.type == "cpu" else None,  # CUDA refuses by itself
+        in_host=in_host,
     )
     return model, ops
 

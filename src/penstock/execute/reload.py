@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from penstock.config import Quantization
@@ -43,7 +44,7 @@ def load_beside(
     new = load_model(
         folder, load_format="auto", dtype=model.dtype, device=model.device, ops=model.ops, seed=seed,
         positions=model.positions, config=config, layout=layout, quantization=quantization, finite=True,
-        shared=shared,
+        shared=shared, in_host=lambda shape: model.table_in_host,
     )  # fmt: skip
     for keeper, own in zip(new.owners, model.owners, strict=True):
         keeper.form = own.form  # what state is stored as stays
@@ -60,6 +61,8 @@ def take_weights(model: Decoder, new: Decoder, *, captured: bool) -> None:
     if captured:
         fresh = dict(arrays_of(new.parts))
         for name, array in arrays_of(model.parts):
+            if array.device != model.device:  # host memory, which kernels of the last step may yet be reading
+                torch.cuda.synchronize(model.device)
             array.copy_(fresh[name])
     else:
         model.take_parts_of(new)

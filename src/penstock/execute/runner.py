@@ -94,6 +94,8 @@ class TorchRunner:
             "kv_tokens": limits.kv_tokens,
             "weights_bytes": model.weights_bytes,
         }
+        if model.table_in_host:
+            self._about["host_bytes"] = model.table_bytes
         if widens_fp4(ops) and in_fp4(model.weights()):
             self._about["slow"] = SLOW_FP4
         elif widens_fp8(ops) and any(

@@ -1,6 +1,7 @@
 """RestingWeights: a model's weights while its engine sleeps. Level 1 keeps them in host memory, level 2 nowhere.
 
-    CUDA    1: storages are copied to the host and shrunk in place, so that whoever shares one finds it again
+    CUDA    1: storages are copied to the host and shrunk in place, so that whoever shares one finds it again; what lies
+               in host memory stays
     CPU     1: they lie in host memory as it is
     both    2: each array gives way to one of its shape that holds nothing
 
@@ -35,7 +36,8 @@ class RestingWeights:
             self.drop()
         elif model.device.type == "cuda":
             stays = {id(each) for each in self._stays}
-            self._hosts = to_host([array for _, array in arrays_of(model.parts) if id(array) not in stays])
+            arrays = (array for _, array in arrays_of(model.parts) if array.device.type == "cuda")
+            self._hosts = to_host([array for array in arrays if id(array) not in stays])
 
     def drop(self) -> None:
         """Lets go of the numbers."""

@@ -76,6 +76,8 @@ def held_by(runner: TorchRunner) -> TimedEngine:
         grouping=runner.grouping,
         sharing=asdict(runner.sharing),
         state_slots=runner.snapshots.stop,
+        window=0 if runner.layer_pages is None else runner.layer_pages.window,
+        window_tables=0 if runner.layer_pages is None else runner.layer_pages.tables,
     )
 
 

@@ -71,7 +71,7 @@ def gpus_to_take(config: Config, dtype: torch.dtype) -> Facts:
     ]
     model_config = read_model_config(model_folder(config))
     length = config.memory.max_model_len or model_config.context
-    return [("best", recommend(bytes_a_rank(config, model_config, dtype, len(rooms)), rooms, length))]
+    return [("best", recommend(bytes_a_rank(config, model_config, dtype, rooms), rooms, length))]
 
 
 def versions() -> Facts:
@@ -141,6 +141,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.execute.layer_pages import open_token_bytes, pages_of
     from penstock.execute.limits import batch_limits, free_memory, with_kv
     from penstock.execute.open_runner import find_kv_dtype
+    from penstock.execute.table_place import table_in_host, told_place
     from penstock.kernels.choose import choose
     from penstock.models.build_model import build_model
     from penstock.models.read_config import read_model_config
@@ -155,12 +156,16 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     stored = model_config.quantization
     schemes = choose_schemes(config.model.quantization, stored)
     ranks = config.parallel.tensor_parallel_size
-    whole, decoder = (
-        build_model(model_config, dtype, torch.device("meta"), limits.max_model_len, Layout(0, size), schemes)
-        for size in (1, ranks)
-    )
+
+    def shape(size: int, **how: bool) -> Decoder:
+        layout, meta = Layout(0, size), torch.device("meta")
+        return build_model(model_config, dtype, meta, limits.max_model_len, layout, schemes, **how)
+
+    whole, decoder, table = shape(1), shape(ranks), ""
     if config.model.load_format == "auto":
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
+    if table_in_host(decoder, config, device):
+        table, decoder = told_place(decoder, config.memory.per_layer_embeddings), shape(ranks, table_in_host=True)
     ops = choose(device, dtype, config.schedule.kernels)
     fit_states(decoder, config.model.mamba_ssm_cache_dtype)
     kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, stored, device, ops)
@@ -169,7 +174,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     sharers = ranks if device.type == "cpu" else 1
     check_room(decoder, folder, device, free_memory(device) // sharers)
     to_come = (decoder.weights_bytes + decoder.rope_bytes) * sharers
-    pages = pages_of(decoder, limits.max_model_len)
+    pages = pages_of(decoder, limits.max_model_len, forms)
     slot = decoder.slot_bytes
     sized = with_kv(limits, config, open_token_bytes(forms, pages), device, to_come, sharers, slot)
     far = ""
@@ -180,6 +185,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         ("folder", str(folder)),
         ("architecture", f"{decoder.config.architecture}, {_parameters(whole):,} parameters"),
         ("weights", f"{size_of(decoder.weights_bytes)} in {_numbers(config, model_config, dtype)}{each}"),
+        *([("per-layer embeddings", table)] if table else []),
         ("context", f"{sized.max_model_len:,} tokens of the model's {decoder.config.context:,}"),
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
     from penstock.models.model_config import ModelConfig
 
-STEP_SHARE = 0.05  # of a GPU: what a step's own tensors and graphs take, about
-
 
 def bytes_a_rank(
-    config: Config, model_config: ModelConfig, dtype: torch.dtype, most: int
+    config: Config, model_config: ModelConfig, dtype: torch.dtype, rooms: Sequence[int]
 ) -> dict[int, tuple[int, int]]:
-    """Returns, for each number of ranks up to `most` that divides the model, bytes of a rank's weights and of the state
-    of one sequence of full length."""
+    """Returns, for each number of ranks up to that of GPUs that divides the model, bytes of a rank's weights and of the
+    state of one sequence of full length. rooms: as `recommend` takes them; a table of per-layer embeddings counts where
+    it is to lie there."""
     import torch
 
     from penstock.execute.kv_fit import fit_states, narrowest
@@ -36,23 +35,25 @@ def bytes_a_rank(
 
     schemes = choose_schemes(config.model.quantization, model_config.quantization)
     length = config.memory.max_model_len or model_config.context
-    found = {}
-    for ranks in range(1, most + 1):
+    found, asked, room = {}, config.memory.per_layer_embeddings, _room(rooms)
+    for ranks in range(1, len(rooms) + 1):
         try:
             share = build_model(model_config, dtype, torch.device("meta"), length, Layout(0, ranks), schemes)
         except UsageError:
             continue  # heads, groups or sizes that so many don't divide
         fit_states(share, config.model.mamba_ssm_cache_dtype)
         forms = narrowest(share.paged_forms, config.model.kv_cache_dtype)
-        token = open_token_bytes(forms, pages_of(share, length))
-        found[ranks] = share.weights_bytes + share.rope_bytes, token * length + share.slot_bytes
+        token = open_token_bytes(forms, pages_of(share, length, forms))
+        weights, state = share.weights_bytes + share.rope_bytes, token * length + share.slot_bytes
+        beside = asked == "host" or (asked == "auto" and weights + state > room)
+        found[ranks] = weights - beside * share.table_bytes, state
     return found
 
 
 def recommend(needs: Mapping[int, tuple[int, int]], rooms: Sequence[int], length: int) -> str:
     """Returns which options to take, and why. needs: `bytes_a_rank`'s. rooms: bytes of each GPU that are ours to take.
     length: tokens of a sequence of full length."""
-    room = int(min(rooms) * (1 - STEP_SHARE))
+    room = _room(rooms)
     fits = [ranks for ranks, (weights, kv) in needs.items() if ranks <= len(rooms) and weights + kv <= room]
     least = max(ranks for ranks in needs if ranks <= len(rooms))
     weights, kv = needs[least]
@@ -71,3 +72,10 @@ def recommend(needs: Mapping[int, tuple[int, int]], rooms: Sequence[int], length
     if left:
         told.append(f"{left} of {len(rooms)} GPUs are left over")
     return f"--tensor-parallel-size {ranks} --data-parallel-size {replicas}: {'; '.join(told)}"
+
+
+def _room(rooms: Sequence[int]) -> int:
+    """Bytes of the smallest GPU beside what steps take."""
+    from penstock.execute.limits import STEP_SHARE
+
+    return int(min(rooms) * (1 - STEP_SHARE))

@@ -90,11 +90,11 @@ class KvForm:
 
 @dataclass(slots=True)
 class LayerKv:
-    """K and V over one storage. `storage` is for those that clear and copy whole blocks."""
+    """K and V over one storage, of which `storage` is what is theirs."""
 
     keys: Tensor  # [blocks, kv_heads, 16, width], a view
     values: Tensor  # [blocks, kv_heads, 16, value width], or in eight bits [blocks, kv_heads, 2, value width, 8]
-    storage: Tensor  # [blocks, ...], contiguous
+    storage: Tensor  # [blocks, ...], a block's bytes in one piece, blocks perhaps apart: other layers lie between them
     scales: Tensor | None = None  # [2, kv_heads] float32: KvForm's
     arrived: Tensor = field(init=False)  # [kv_heads] int32, zeros between launches: programs that share a row meet here
 
@@ -120,6 +120,20 @@ class LayerKv:
         parts = (take_blocks(part, blocks).float() for part in (self.keys, self.values))
         both = torch.stack(tuple(parts), 2)
         return both if self.scales is None else both * self.scales.T[:, :, None, None]
+
+
+def in_rows(part: Tensor, numbers: int, step: int) -> tuple[Tensor, int]:
+    """part [blocks, ...], whose blocks may lie apart -> rows of so many numbers, each `step` behind the one before
+    [rows, numbers], a view; and how many rows a block is from the next."""
+    apart = part.stride(0) // step
+    rows = (part.shape[0] - 1) * apart + part[0].numel() // numbers
+    return part.as_strided((rows, numbers), (step, 1)), apart
+
+
+def over_gaps(index: Tensor, own: int, apart: int) -> Tensor:
+    """Returns for rows of blocks with `own` each, counted without what lies between blocks, their numbers where a block
+    is `apart` rows from the next."""
+    return index if own == apart else index + index // own * (apart - own)
 
 
 def take_blocks(part: Tensor, index: Tensor) -> Tensor:

@@ -77,7 +77,12 @@ class LatentKv:
             return self.latent.index_select(0, blocks)
         eight = self.latent.view(torch.uint8).index_select(0, blocks).view(E4M3)
         beside = self.beside.index_select(0, blocks)
-        return torch.cat(((eight.float() * self.scale).to(beside.dtype), beside), 2)
+        return widened(eight, beside, self.scale)
+
+
+def widened(eight: Tensor, beside: Tensor, scale: Tensor) -> Tensor:
+    """eight [..., value_width] e4m3, beside [..., rest], scale [1] -> whole vectors [..., width] of beside's dtype."""
+    return torch.cat(((eight.float() * scale).to(beside.dtype), beside), -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ and preparing are loops over what it names, and whoever adds a block to a model 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -56,6 +57,16 @@ class Mixer(Keeper, Protocol):
     def prepare(self, ops: Ops) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class RoutedNumbers:
+    """Experts of a layer, of which a token goes through `top_k`: of so many numbers each, stored in so many bytes."""
+
+    experts: int
+    top_k: int
+    numbers: int
+    bytes: int
+
+
 class Block(Protocol):
     """x [T, d], residual [T, d] (None: x opens the stream) -> the block's answer [T, d] and the next residual, both of
     the tokens that the step keeps. state: views of what each of `keeps` stores, as its form makes them."""
@@ -78,8 +89,8 @@ class Block(Protocol):
         that is faster with these operations."""
 
     @property
-    def numbers(self) -> int | None:
-        """Numbers of the matrices that a token is multiplied by; None: not the same ones for each token (experts)."""
+    def experts(self) -> RoutedNumbers | None:
+        """The matrices that a token goes through some of, beside `matrices`; None: there are none."""
 
 
 def is_recurrent(keeper: Keeper) -> bool:

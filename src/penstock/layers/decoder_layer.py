@@ -14,7 +14,7 @@ from penstock.kernels.fp8_rows import wide
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import Attention
-from penstock.layers.block import Block, Keeper, Mixer
+from penstock.layers.block import Block, Keeper, Mixer, RoutedNumbers
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import FeedForward, Mlp
 from penstock.layers.norm import Norm
@@ -42,8 +42,8 @@ class _TwoParts:
         yield from self.mlp.matrices()
 
     @property
-    def numbers(self) -> int | None:
-        return None if self.mlp.numbers is None else sum(matrix.numbers for matrix in self.matrices())
+    def experts(self) -> RoutedNumbers | None:
+        return self.mlp.experts
 
 
 @dataclass(slots=True)
@@ -118,8 +118,8 @@ class MixerLayer:
         return cast(Block, self)
 
     @property
-    def numbers(self) -> int:
-        return sum(matrix.numbers for matrix in self.matrices())
+    def experts(self) -> None:
+        """There are none."""
 
 
 @dataclass(slots=True)
@@ -151,8 +151,8 @@ class FeedForwardLayer:
         return cast(Block, self)
 
     @property
-    def numbers(self) -> int | None:
-        return self.mlp.numbers
+    def experts(self) -> RoutedNumbers | None:
+        return self.mlp.experts
 
 
 @dataclass(slots=True)

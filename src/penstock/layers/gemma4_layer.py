@@ -16,7 +16,7 @@ from penstock.kernels.fp8_rows import wide
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import Attention
-from penstock.layers.block import Block, Keeper
+from penstock.layers.block import Block, Keeper, RoutedNumbers
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Mlp
 from penstock.layers.moe import Moe
@@ -124,5 +124,5 @@ class Gemma4Layer:
         return cast(Block, self)
 
     @property
-    def numbers(self) -> int | None:
-        return None if self.routed is not None else sum(matrix.numbers for matrix in self.matrices())
+    def experts(self) -> RoutedNumbers | None:
+        return None if self.routed is None else self.routed.moe.experts

@@ -30,6 +30,7 @@ from penstock.layers.rope_config import RopeConfig
 from penstock.layers.short_conv import WINDOW, ShortConv
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import SchemeOf, all_plain
+from penstock.quant.gathered import Gathered
 from penstock.quant.scheme import PLAIN, ForExperts, Scheme
 from penstock.quant.weight import Part, Weight
 from penstock.quant.whole_experts import down_of, gate_up_of
@@ -48,13 +49,15 @@ class Heads:
 
 @dataclass(slots=True)
 class Maker:
-    """positions: how many a rotary table holds. On torch's meta device nothing takes memory."""
+    """positions: how many a rotary table holds. table_in_host: where `own_table` lies, beside a GPU. On torch's meta
+    device nothing takes memory."""
 
     dtype: torch.dtype
     device: torch.device
     positions: int
     layout: Layout = ALONE
     scheme_of: SchemeOf = all_plain
+    table_in_host: bool = False
     rope_tables: dict[tuple[RopeConfig, int], Tensor] = field(default_factory=dict)
     query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)  # one growth a model
 
@@ -86,15 +89,19 @@ class Maker:
 
     def embedding(
         self, name: str, vocabulary: int, size: int, *, scale: float = 1.0, norm: Norm | None = None,
-        tied: str | None = None, cut: bool = True,
+        tied: str | None = None,
     ) -> Embedding:  # fmt: skip
-        """norm: what rows pass.   tied: the name under which a checkpoint may hold the table once more, as the head.
-        cut: whether ranks share its rows out."""
+        """norm: what rows pass.   tied: the name under which a checkpoint may hold the table once more, as the head."""
         again = () if tied is None else (tied,)
-        rows = self._of_vocabulary(name, vocabulary, size) if cut else Part(name, (vocabulary, size))
+        rows = self._of_vocabulary(name, vocabulary, size)
         table = Weight([rows], self.dtype, self.device, again=again)
         summed, first = (None, 0) if rows.cut is None else (self.layout, rows.bounds[0])
         return Embedding(table, torch.tensor(scale, dtype=self.dtype).item(), first, summed, norm)
+
+    def own_table(self, name: str, vocabulary: int, size: int, *, scale: float) -> Embedding:
+        """A table of embeddings beside the model's, which every rank holds whole."""
+        table = Gathered(Part(name, (vocabulary, size)), self.dtype, self.device, in_host=self.table_in_host)
+        return Embedding(table, torch.tensor(scale, dtype=self.dtype).item())
 
     def head(self, name: str, vocabulary: int, into: int) -> Linear:
         """The matrix that scores the vocabulary: of several ranks each has some of the tokens, as the embedding."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.ops import Ops
+from penstock.layers.block import RoutedNumbers
 from penstock.layers.linear import Linear
 from penstock.quant.weight import Weight
 
@@ -33,8 +34,8 @@ class FeedForward(Protocol):
     def prepare(self, ops: Ops) -> None: ...
 
     @property
-    def numbers(self) -> int | None:
-        """Counts what every token is multiplied by; None where that is not the same for each."""
+    def experts(self) -> RoutedNumbers | None:
+        """The matrices that a token goes through some of; None: every token goes through all of it."""
 
 
 @dataclass(slots=True)
@@ -65,8 +66,8 @@ class Relu2Mlp:
             matrix.prepare(ops)
 
     @property
-    def numbers(self) -> int:
-        return self.up.numbers + self.down.numbers
+    def experts(self) -> None:
+        """None: every token goes through all of it."""
 
 
 @dataclass(slots=True)
@@ -102,5 +103,5 @@ class Mlp:
         self.down.prepare(ops)
 
     @property
-    def numbers(self) -> int:
-        return self.gate_up.numbers + self.down.numbers
+    def experts(self) -> None:
+        """None: every token goes through all of it."""

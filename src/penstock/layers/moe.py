@@ -16,6 +16,7 @@ from penstock.kernels.expert_matrix import ExpertMatrix, Experts, Gate
 from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.kernels.routing import Routing
+from penstock.layers.block import RoutedNumbers
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Mlp, Relu2Mlp
 from penstock.parallel.layout import Layout
@@ -142,5 +143,8 @@ class Moe:
         self.prepared = ops.prepare_experts(of)
 
     @property
-    def numbers(self) -> None:
-        return None
+    def experts(self) -> RoutedNumbers:
+        count = self.router.loaded["weight"].shape[0]
+        stacked = (*self.gate_up.loaded.values(), *self.down.loaded.values())
+        numbers, stored = sum(weight.numbers for weight in stacked), sum(weight.nbytes for weight in stacked)
+        return RoutedNumbers(count, self.routing.top_k, numbers // count, stored // count)

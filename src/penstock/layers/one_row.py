@@ -12,7 +12,7 @@ from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import OneRowOps, Ops
 from penstock.layers.attention import Attention
-from penstock.layers.block import Block, Keeper
+from penstock.layers.block import Block, Keeper, RoutedNumbers
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Mlp
 from penstock.layers.norm import Norm
@@ -68,8 +68,8 @@ class OneRowLayer:
         return self
 
     @property
-    def numbers(self) -> int | None:
-        return self.layer.numbers
+    def experts(self) -> RoutedNumbers | None:
+        return self.layer.experts
 
 
 def fits_gate(mlp: Mlp) -> bool:

@@ -19,9 +19,12 @@ def build_model(
     positions: int | None = None,
     layout: Layout = ALONE,
     scheme_of: SchemeOf = all_plain,
+    *,
+    table_in_host: bool = False,
 ) -> Decoder:
     """Makes the model of a config, its weights not filled. positions: how many the rotary tables hold; None: the
-    config's context. On torch's meta device it costs no memory."""
+    config's context. table_in_host: whether per-layer embeddings lie in host memory, beside a GPU. On torch's meta
+    device it costs no memory."""
     family = find_family(config.model_type)
     assert family is not None, "a config is of a family"
-    return family.build(config, Maker(dtype, device, positions or config.context, layout, scheme_of))
+    return family.build(config, Maker(dtype, device, positions or config.context, layout, scheme_of, table_in_host))

@@ -69,7 +69,8 @@ class Decoder:
         self.handed: dict[int, Tensor] = {}  # `hand_out`'s
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
-        self.weights_bytes = sum(weight.nbytes for weight in self.weights())
+        self.weights_bytes = sum(weight.nbytes for weight in self.weights() if not weight.in_host)  # on its device
+        self.table_in_host = make.table_in_host
         self.ranks = make.layout.size
         self.reads_tags = False  # whether a block looks at StepInputs.tags
         self.blocks_run = 0  # in all its life: who waits for a long step sees by it that it goes on
@@ -167,6 +168,11 @@ class Decoder:
         yield from self.norm.weights()
         if not self.config.tie_word_embeddings:
             yield from self.head.weights()
+
+    @property
+    def table_bytes(self) -> int:
+        """Returns the bytes of the table of per-layer embeddings, wherever it lies; 0: there is none."""
+        return 0 if self.layer_inputs is None else self.layer_inputs.table.table.nbytes
 
     @property
     def head_rows(self) -> int:

@@ -242,7 +242,7 @@ def build(config: Gemma4Config, make: Maker) -> Decoder:
         width = c.num_layers * c.own_inputs
         table = "model.embed_tokens_per_layer.weight"
         return LayerInputs(
-            make.embedding(table, c.vocab_size, width, scale=c.own_inputs**0.5, cut=False),
+            make.own_table(table, c.vocab_size, width, scale=c.own_inputs**0.5),
             make.linear("model.per_layer_model_projection", width, hidden),
             hidden**-0.5,
             norm("model.per_layer_projection_norm", c.own_inputs),

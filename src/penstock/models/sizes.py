@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,58 +10,81 @@ from penstock.config import BLOCK_SIZE
 from penstock.kernels.latent import LatentSizes
 
 if TYPE_CHECKING:
+    from penstock.layers.block import RoutedNumbers
     from penstock.models.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """Sizes of a model whose attention layers differ in their windows alone.
+class Attending:
+    """Layers that attend alike. window: None: they see everything.
 
-    layer_weights: numbers in the matrices of a layer, the mean of all.
-    kv_numbers: numbers of paged state that a token stores, all layers.
-    kv_share: bytes of such a number as it is stored, over those of a number of the model's dtype.
-    windows: of the layers that have one.
-    recurrent: layers that attend nothing.   slot_bytes: bytes of their state, all of them, of a sequence.
-    latent: what all attending layers keep in place of keys and values.
+    numbers: of a token's queries and of its answers, all heads of a layer: what a pair of tokens is multiplied by.
+    read: bytes that a layer reads of a stored token, its own or an earlier layer's.
+    latent: `numbers` are of attention over vectors, of which heads' keys and values may be made; None: they aren't.
+    """
+
+    layers: int
+    window: int | None
+    numbers: int
+    read: int
+    latent: LatentSizes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a model.
+
+    layer_weights: numbers in the matrices of a layer that every token goes through, the mean of all.
+    stored: bytes of paged state that a token takes, all layers.
+    slot_bytes: bytes of recurrent state, all layers, of a sequence.
+    routed: experts of a layer, and of how many layers.
+    ahead: numbers in the matrix ahead of all layers (per-layer embeddings').   row_bytes: bytes of a token's row of the
+    table beside it.
     """
 
     layers: int
     hidden: int
-    heads: int
-    head_dim: int
     vocab: int
     layer_weights: int
-    kv_numbers: int
-    kv_share: float = 1.0
-    windows: tuple[int, ...] = ()
-    recurrent: int = 0
+    attending: tuple[Attending, ...]
+    stored: int
     slot_bytes: int = 0
-    latent: LatentSizes | None = None
+    routed: tuple[tuple[RoutedNumbers, int], ...] = ()
+    ahead: int = 0
+    row_bytes: int = 0
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Windows that there are."""
+        return tuple(sorted({each.window for each in self.attending if each.window is not None}))
 
     @classmethod
-    def of(cls, model: Decoder) -> ModelSizes | None:
-        """Returns a model's sizes; None where its attention differs in more, where a layer attends twice, or where
-        tokens go through parts of a layer (experts)."""
-        attending = [[keeper.kind for keeper in each if keeper.kind is not None] for each in model.keepers]
-        kinds = [kind for each in attending for kind in each]
-        numbers = [count for block in model.blocks if (count := block.numbers) is not None]
-        shapes = {(kind.heads, kind.width, kind.latent) for kind in kinds}
-        if len(shapes) != 1 or len(numbers) < len(model.blocks) or max(map(len, attending)) > 1:
-            return None
-        ((heads, width, latent),) = shapes
-        up = 0 if latent is None else heads * latent.expansion * len(kinds)  # head by head, and no matrix of the blocks
-        stored = sum(form.plain(model.dtype).block_bytes for form in model.paged_forms)
+    def of(cls, model: Decoder) -> ModelSizes:
+        """Returns a model's sizes."""
+        attending = Counter[tuple[int | None, int, int, LatentSizes | None]]()
+        made = 0  # numbers of what makes keys and values of latent vectors, head by head, and no matrix of the blocks
+        for keeper in (keeper for each in model.keepers for keeper in each):
+            if (kind := keeper.kind) is not None:
+                form = (keeper.source or keeper).form
+                assert not hasattr(form, "slot_bytes"), "what attends is stored by the token"
+                answered = kind.width if kind.value_width is None else kind.value_width
+                numbers = kind.heads * (kind.width + answered)
+                attending[kind.window, numbers, form.block_bytes // BLOCK_SIZE, kind.latent] += 1
+                made += 0 if kind.latent is None else kind.heads * kind.latent.expansion
+        matrices = sum(matrix.numbers for block in model.blocks for matrix in block.matrices())
+        inputs = model.layer_inputs
         return cls(
             layers=len(model.blocks),
             hidden=model.config.hidden_size,
-            heads=heads,
-            head_dim=width,
             vocab=model.head_rows,
-            layer_weights=round((sum(numbers) + up) / len(numbers)),
-            kv_numbers=stored // (BLOCK_SIZE * model.dtype.itemsize),
-            kv_share=model.kv_share,
-            windows=tuple(kind.window for kind in kinds if kind.window is not None),
-            recurrent=attending.count([]),
+            layer_weights=round((matrices + made) / len(model.blocks)),
+            attending=tuple(
+                Attending(layers=count, window=window, numbers=numbers, read=read, latent=latent)
+                for (window, numbers, read, latent), count in attending.items()
+            ),
+            stored=sum(form.block_bytes for form in model.paged_forms) // BLOCK_SIZE,
             slot_bytes=model.slot_bytes,
-            latent=latent,
+            routed=tuple(Counter(each for block in model.blocks if (each := block.experts) is not None).items()),
+            ahead=0 if inputs is None else inputs.product.numbers,
+            row_bytes=0 if inputs is None else model.table_bytes // inputs.table.table.shape[0],
         )

@@ -81,6 +81,7 @@ class Weight:
 
     optional = False
     fills_by_share = True
+    in_host = False  # whether it lies in the host's memory, beside a GPU
 
     def __init__(
         self,

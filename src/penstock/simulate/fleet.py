@@ -57,7 +57,7 @@ class Fleet:
         short = replace(limits, max_model_len=min(limits.max_model_len, load.reach()))
         self.replicas = [ModelledReplica(load, short, costs, steps_ahead, shortcuts=shortcuts) for _ in range(count)]
         self.router = Router(count)
-        self._blocks = limits.num_blocks if limits.prefix_caching else 0
+        self._blocks = limits.num_blocks // (1 + limits.window_tables) if limits.prefix_caching else 0
         self._scaler = None if scaling is None else Scaler(scaling, count)
         for number in range(count if scaling is None else 0):
             self.router.came_up(number, self._blocks)

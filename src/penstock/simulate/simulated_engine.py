@@ -101,7 +101,9 @@ def _limits(name: str, engine: TimedEngine, config: Config) -> SchedulerConfig:
         )
     tokens = config.batching.max_num_batched_tokens or engine.max_batched_tokens
     return SchedulerConfig(
-        num_blocks=engine.num_blocks if kv is None else kv // BLOCK_SIZE + 1,
+        num_blocks=(engine.num_blocks if kv is None else kv // BLOCK_SIZE + 1) * (1 + engine.window_tables),
+        window=engine.window,
+        window_tables=engine.window_tables,
         snapshots=range(first_snapshot(engine.max_rows), engine.state_slots),
         max_rows=min(config.batching.max_num_seqs or engine.max_rows, tokens),
         max_model_len=config.memory.max_model_len or engine.max_model_len,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -45,14 +46,16 @@ def load_model(
     finite: bool = False,
     shared: SharedWeights | None = None,
     lora: str | None = None,
+    in_host: Callable[[Decoder], bool] = lambda shape: False,
 ) -> Decoder:
     """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed` and reads none.
 
     positions: length of the rotary table, None: the config's context. room: bytes that the model may take on the
     device, None: as many as it gets. finite: whether what is no finite number is refused. shared: another
-    process's weights, in place of the folder's. lora: an adapter that is merged into the folder's. CheckpointError for
-    what is not sound, CapacityError where the model doesn't fit the device: both before memory is taken, as far as that
-    can be told.
+    process's weights, in place of the folder's. lora: an adapter that is merged into the folder's. in_host: says of the
+    model, on torch's meta device, whether its per-layer embeddings lie in host memory. CheckpointError for what is not
+    sound, CapacityError where the model doesn't fit the device: both before memory is taken, as far as that can be
+    told.
     """
     config = config or read_model_config(folder)
     schemes = choose_schemes(quantization, config.quantization)
@@ -67,10 +70,11 @@ def load_model(
             print(f"penstock: {folder}: {wide_rows(dtype)}", file=sys.stderr, flush=True)
         if room is not None:
             check_room(shape, folder, device, room)
+        beside = in_host(shape)
         if layout.rank == 0 and opened is None:
             log.info("loads %s in %s on %s", folder, str(dtype).removeprefix("torch."), device)
         try:
-            model = build_model(config, dtype, device, positions, layout, schemes)
+            model = build_model(config, dtype, device, positions, layout, schemes, table_in_host=beside)
             if load_format == "dummy":
                 dummy_weights(model, seed)
             else:

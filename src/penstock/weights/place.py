@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -72,12 +73,13 @@ def load_weights(
     wanted = [entry for name, entry in entries.items() if name in places]
     adapted = {} if adapter is None else adapter.pairs
     read: Read = read_tensors if opened is None else opened.read
+    count, hosted = LoadedCount(len(wanted)) if told else None, list[Entry]()
     if opened is None and model.device.type == "cuda":
+        hosted = [entry for entry in wanted if places[entry.name][0].in_host]  # they come to no GPU, which has no room
         # Of several ranks each reads its share; mapped files are read no further than they are used.
-        wanted = [e if e.name in adapted else _share(e, *places[e.name][:2]) for e in wanted]
+        wanted = [e if e.name in adapted else _share(e, *places[e.name][:2]) for e in wanted if e not in hosted]
         read = partial(stream_tensors, device=model.device)
-    count = LoadedCount(len(wanted)) if told else None
-    for entry, tensor in read(wanted):
+    for entry, tensor in chain(read(wanted), read_tensors(hosted)):
         weight, part, place = places[entry.name]
         tensor = tensor if adapter is None else adapter.merged(entry.name, tensor)
         weight.fill(part, place, tensor)

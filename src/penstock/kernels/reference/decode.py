@@ -15,17 +15,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import AttentionKind, DecodeInputs
-from penstock.kernels.layer_kv import TURNED, LayerKv
+from penstock.kernels.layer_kv import TURNED, LayerKv, in_rows, over_gaps
 from penstock.kernels.reference.row_calls import batches_keep
 from penstock.kernels.reference.tiles import Tile, cut
-from penstock.kernels.state_forms import LatentKv
+from penstock.kernels.state_forms import LatentKv, widened
 
 # Tokens whose weighted values are summed at once. MKL sums up to 192 terms in one go on AMD, 240 by AVX2 and 384 by
 # AVX-512 on Intel; more it cuts by their number.
 RUN = 192
-Flat = Tensor | tuple[Tensor, Tensor] | LatentKv  # K and V as `_flat` gives them
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """What a layer stores, as rows [rows, 16 * D], views: of plain KV one array, K and V taking turns by head; with V
+    in eight bits K's rows and V's, a head each; of latent vectors one, whose values are the first `value_width` numbers
+    of each; of those in eight bits the values' rows, and of what turns. Eight bits are bytes, as torch can move them.
+
+    own: rows of a block.   apart: rows from a block to the next.   scale: of latent vectors in eight bits."""
+
+    parts: tuple[Tensor, ...]
+    own: int
+    apart: int
+    value_width: int | None = None
+    scale: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -87,15 +102,19 @@ def attend_rows(
 
 
 def _flat(kv: LayerKv | LatentKv) -> Flat:
-    """Views: of plain KV [blocks * Hkv * 2, 16 * D], K and V taking turns; with V in eight bits K and V apart, each
-    [blocks * Hkv, 16 * D] as it lies there. Eight bits are bytes, as torch can move them. Latent vectors stay so."""
     if isinstance(kv, LatentKv):
-        return kv
-    blocks, heads, size, width = kv.keys.shape
+        if kv.beside is None:
+            return Flat((kv.latent.flatten(1),), 1, 1, kv.value_width)
+        return Flat((kv.latent.view(torch.uint8).flatten(1), kv.beside.flatten(1)), 1, 1, kv.value_width, kv.scale)
+    _, heads, size, width = kv.keys.shape
+    numbers = size * width
     if kv.scales is None:
-        return kv.storage.view(kv.keys.dtype).view(blocks * heads * 2, size * width)
+        rows, apart = in_rows(kv.storage.view(kv.keys.dtype), numbers, numbers)
+        return Flat((rows,), 2 * heads, apart)
     keys = kv.keys.view(torch.uint8) if kv.eight == 2 else kv.keys
-    return keys.view(blocks * heads, -1), kv.values.view(torch.uint8).view(blocks * heads, -1)
+    head = kv.storage[0].numel() // heads  # bytes; strides of one head would say anything
+    both = [in_rows(part, numbers, head // part.itemsize) for part in (keys, kv.values.view(torch.uint8))]
+    return Flat((both[0][0], both[1][0]), heads, both[0][1])
 
 
 def _attend(
@@ -126,24 +145,25 @@ def _gather(
     name: str, index: Tensor, shape: tuple[int, int, int], flat: Flat, plan: DecodePlan
 ) -> tuple[Tensor, Tensor]:
     """K and V of `shape`; V in eight bits, which lies turned, as [batch, n, 8, D]. index: `Tile`'s, of both."""
-    if isinstance(flat, Tensor):
-        held = plan.take(name, (index.numel(), flat.shape[1]), flat, flat.dtype)
-        keys, values = torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
-        return keys, values
-    apart = index.view(2, -1)[0] // 2
-    if isinstance(flat, LatentKv):
-        if flat.scale is None:
-            held = plan.take(name, (apart.numel(), *flat.latent.shape[1:]), flat.latent, flat.latent.dtype)
-            vectors = torch.index_select(flat.latent, 0, apart, out=held).view(shape)
-        else:
-            vectors = flat.worth(apart).view(shape)
-        return vectors, vectors[..., : flat.value_width]
-    keys, values = (
+    by_turns = len(flat.parts) == 1 and flat.value_width is None
+    index = over_gaps(index if by_turns else index.view(2, -1)[0] // 2, flat.own, flat.apart)
+    taken = [
         torch.index_select(
-            part, 0, apart, out=plan.take(f"{name}{at}", (apart.numel(), part.shape[1]), part, part.dtype)
+            part, 0, index, out=plan.take(f"{name}{at}", (index.numel(), part.shape[1]), part, part.dtype)
         )
-        for at, part in enumerate(flat)
-    )
+        for at, part in enumerate(flat.parts)
+    ]
+    if flat.value_width is not None:
+        whole = taken[0]
+        if flat.scale is not None:
+            eight, beside = (part.unflatten(1, (BLOCK_SIZE, -1)) for part in taken)
+            whole = widened(eight.view(E4M3), beside, flat.scale)
+        vectors = whole.view(shape)
+        return vectors, vectors[..., : flat.value_width]
+    if by_turns:
+        keys, values = taken[0].view(2, *shape).unbind(0)
+        return keys, values
+    keys, values = taken
     keys = keys.view(E4M3) if keys.dtype == torch.uint8 else keys
     return keys.view(shape), values.view(E4M3).view(shape[0], -1, shape[2], TURNED).mT
 

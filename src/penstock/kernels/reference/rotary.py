@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.inputs import AttentionKind, StepInputs
-from penstock.kernels.layer_kv import TURNED, LayerKv
+from penstock.kernels.layer_kv import TURNED, LayerKv, in_rows, over_gaps
 from penstock.kernels.reference.norm import rms_norm
 
 
@@ -23,11 +23,11 @@ class RotaryPlan:
 
     cos: Tensor  # [T, 1, D / 2] float32
     sin: Tensor  # [T, 1, D / 2] float32
-    cell: Tensor  # [T, Hkv] int64: a token's block and head, in [blocks * Hkv]
+    block: Tensor  # [T, 1] int64: a token's block
     offset: Tensor  # [T, 1] int64: its place in the block
     wide: Tensor  # [T, H + Hkv, 2, D / 2] float32, a buffer
     turned: Tensor  # the same
-    rows: Tensor  # [T * 2 * Hkv] int64: where k and v of a token and head go in a plain storage seen as rows of D
+    rows: Tensor  # [T * 2 * Hkv] int64: where k and v of a token and head go in plain blocks seen as rows of D
 
 
 class HasRotary(Protocol):
@@ -73,11 +73,11 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
     """Gathers what each token turns by, and where its K and V go, once for all layers of a kind."""
     cos, sin = cos_sin.index_select(0, inputs.positions).unsqueeze(2).unbind(1)
     block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
-    cell = block[:, None] * kv_heads + torch.arange(kv_heads, device=block.device)
+    cell = block[:, None] * kv_heads + torch.arange(kv_heads, device=block.device)  # in [blocks * Hkv]
     wide = torch.empty(len(block), heads + kv_heads, 2, cos.shape[-1], device=block.device)
     first = cell * (2 * BLOCK_SIZE) + offset[:, None]
     rows = torch.stack((first, first + BLOCK_SIZE), 1).flatten()
-    return RotaryPlan(cos, sin, cell, offset[:, None], wide, torch.empty_like(wide), rows)
+    return RotaryPlan(cos, sin, block[:, None], offset[:, None], wide, torch.empty_like(wide), rows)
 
 
 def rotate(x: Tensor, plan: RotaryPlan) -> None:
@@ -94,15 +94,17 @@ def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
     """parts [T, 2 * Hkv, D]: k's heads, then v's."""
     width = parts.shape[2]
     if kv.scales is None:
-        _put(parts.reshape(-1, width), kv.storage, kv.keys.dtype, plan.rows)
+        rows, apart = in_rows(kv.storage.view(kv.keys.dtype), width, width)
+        _put(parts.reshape(-1, width), rows, over_gaps(plan.rows, 2 * BLOCK_SIZE * kv.kv_heads, apart))
         return
     keys, values = parts.view(-1, 2, kv.kv_heads, width).unbind(1)
+    block, head, offset = plan.block, torch.arange(kv.kv_heads, device=parts.device), plan.offset
     if kv.eight == 2:
-        kv.keys.view(torch.uint8).flatten(0, 1)[plan.cell, plan.offset] = _eight_bits(keys, kv.scales[0])
+        kv.keys.view(torch.uint8)[block, head, offset] = _eight_bits(keys, kv.scales[0])
     else:
-        kv.keys.flatten(0, 1)[plan.cell, plan.offset] = keys
-    cells, offset = kv.values.view(torch.uint8).flatten(0, 1), plan.offset
-    cells[plan.cell, offset // TURNED, :, offset % TURNED] = _eight_bits(values, kv.scales[1])
+        kv.keys[block, head, offset] = keys
+    turned = kv.values.view(torch.uint8)
+    turned[block, head, offset // TURNED, :, offset % TURNED] = _eight_bits(values, kv.scales[1])
 
 
 def _eight_bits(part: Tensor, scale: Tensor) -> Tensor:
@@ -110,10 +112,9 @@ def _eight_bits(part: Tensor, scale: Tensor) -> Tensor:
     return (part.float() * scale.reciprocal()[:, None]).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3).view(torch.uint8)
 
 
-def _put(rows: Tensor, storage: Tensor, dtype: torch.dtype, where: Tensor) -> None:
-    """rows [n, D] into a storage seen as rows of D numbers of `dtype`. torch copies number by number: as 16-byte ones
-    it takes half the time."""
-    flat, rows = storage.view(dtype).view(-1, rows.shape[1]), rows.to(dtype)
-    if rows.shape[1] * rows.element_size() % 16 == 0 and storage.data_ptr() % 16 == 0 and storage.device.type == "cpu":
-        flat, rows = flat.view(torch.complex128), rows.view(torch.complex128)
-    flat[where] = rows
+def _put(rows: Tensor, stored: Tensor, where: Tensor) -> None:
+    """rows [n, D] into stored [rows, D]. torch copies number by number: as 16-byte ones it takes half the time."""
+    rows = rows.to(stored.dtype)
+    if rows.shape[1] * rows.element_size() % 16 == 0 and stored.data_ptr() % 16 == 0 and stored.device.type == "cpu":
+        stored, rows = stored.view(torch.complex128), rows.view(torch.complex128)
+    stored[where] = rows

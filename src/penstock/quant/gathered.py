@@ -1,0 +1,70 @@
+"""Gathered: a table of which a step reads a few rows, and the host memory that it may lie in beside a GPU.
+
+Kernels read such memory by its address, over the bus: the driver keeps its pages where they are. torch's own pinned
+memory would be rounded up to the next power of two, 8 GiB for the 5.3 of a Gemma 4 E4B's table.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CapacityError
+from penstock.quant.weight import Part, Weight
+
+DRAWN_AT_ONCE = 1 << 24  # numbers: a table beside the GPU is drawn there piece by piece
+PORTABLE_AND_MAPPED = 3  # cudaHostRegister's flags
+
+
+class Gathered(Weight):
+    """A table [rows, width]. in_host: it lies in the host's memory, and whoever reads it runs on a GPU."""
+
+    def __init__(self, part: Part, dtype: torch.dtype, device: torch.device, *, in_host: bool = False) -> None:
+        self.in_host = in_host and device.type != "cpu"
+        beside = self.in_host and device.type == "cuda"
+        super().__init__([part], dtype, torch.device("meta") if beside else device)
+        if beside:
+            self._value = pinned(part.local_shape, dtype)
+
+    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
+        """Fills it with dummy numbers, the same ones wherever it lies."""
+        for piece in torch.split(self.value, max(1, DRAWN_AT_ONCE // self.shape[1])):
+            drawn = torch.empty(piece.shape, dtype=self.dtype, device=generator.device)
+            piece.copy_(drawn.uniform_(*self._drawn, generator=generator))
+
+
+class _Registered(mmap.mmap):
+    """Pages that the driver keeps in their place until nobody holds them any more."""
+
+    address: int | None = None
+
+    def __del__(self) -> None:
+        if self.address is not None and not sys.is_finalizing():
+            torch.cuda.synchronize()  # what reads them on the GPU has ended
+            _driver().cudaHostUnregister(self.address)
+
+
+def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Returns host memory that the GPU's kernels may read. CapacityError where the driver has none to give."""
+    size = math.prod(shape) * dtype.itemsize
+    pages = _Registered(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flat = torch.frombuffer(pages, dtype=torch.uint8)  # holds them
+    failed = int(_driver().cudaHostRegister(flat.data_ptr(), size, PORTABLE_AND_MAPPED))
+    if failed:
+        raise CapacityError(
+            f"the driver refuses to hold {size / 2**30:.2f} GiB of host memory in its place for the GPU (CUDA error "
+            f"{failed}): give the container more memory, or keep the table on the card by per_layer_embeddings gpu",
+            param="per_layer_embeddings",
+        )
+    pages.address = flat.data_ptr()
+    return flat.view(dtype).view(*shape)
+
+
+def _driver() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -122,7 +122,7 @@ def check_gemma4_store(device: str, dtype: torch.dtype, eight: int, width: int =
             within = full.abs() * (2.0**-3 if steps else 4 * torch.finfo(dtype).eps) + (2.0**-8 if steps else 1e-6)
             assert ((found.cpu().float() - full).abs() <= within).all()
         alone = rotate(column, q.clone().to(where), cos_sin.to(where), step, None, *own, normed_values=True)
-        assert torch.equal(alone.cpu(), got.cpu())
+        assert_close(alone.cpu(), turned.double(), factor=2.0)  # of another program's sums: the same but for rounding
 
 
 def check_one_row_apart(device: str, dtype: torch.dtype, shape: tuple[int, int, int], eight: int) -> None:

@@ -72,6 +72,17 @@ def test_the_completing_token_is_watched(tokenizer: Tokenizer, data: st.DataObje
         most = max(most, now)
 
 
+@pytest.mark.parametrize("silent", [0, 1, 3])
+def test_the_first_token_behind_silent_ones_spells_as_the_first(tokenizer: Tokenizer, silent: int) -> None:
+    """Special tokens that give no text don't make the next one any later in it: every pair of tokens behind them."""
+    lead = [min(tokenizer.special_ids)] * silent
+    for first, second in itertools.product(range(0, tokenizer.vocab_size, 7), range(0, tokenizer.vocab_size, 29)):
+        text = tokenizer.decode(ids := [*lead, first, second], skip_special_tokens=True)
+        stop = text[:2]
+        if stop and stop not in tokenizer.decode(ids[:-1], skip_special_tokens=True):
+            assert tokenizer.stop_strings([stop], skip_special_tokens=True).completes(ids), (stop, ids)
+
+
 def test_watched_tokens_are_few(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(llama3(tmp_path))
     bits = tokenizer.stop_strings(["Question:"]).watch_bits()

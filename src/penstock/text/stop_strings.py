@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -119,15 +120,13 @@ class StopStrings:
         if not ids or any(REPLACEMENT in stop for stop in self.stops):
             return True
         table = vocabulary.table(self._skip_special)
-        tail = table[ids[-1]]
+        tail, place = table[ids[-1]], len(ids) - 1
         wanted = self.max_bytes - 1 + len(tail)
-        for place in range(len(ids) - 2, -1, -1):
-            if len(tail) >= wanted:
-                break
+        while place and len(tail) < wanted:
+            place -= 1
             tail = table[ids[place]] + tail
-        else:
-            if vocabulary.first_pieces:  # the window holds the first token, which may spell something else
-                return True
+        if vocabulary.first_pieces and not any(table[each] for each in islice(ids, place)):
+            return True  # the window holds the text's first token, which may spell something else
         return any(data in tail for data in self._bytes)
 
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:

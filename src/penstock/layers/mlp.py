@@ -35,7 +35,7 @@ class FeedForward(Protocol):
 
     @property
     def experts(self) -> RoutedNumbers | None:
-        """As a Block's."""
+        """The matrices that a token goes through some of; None: every token goes through all of it."""
 
 
 @dataclass(slots=True)

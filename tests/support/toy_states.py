@@ -84,8 +84,8 @@ class _Toy:
         return self
 
     @property
-    def numbers(self) -> int | None:
-        return self.into.numbers + self.out.numbers
+    def experts(self) -> None:
+        """There are none."""
 
 
 class Fold(_Toy):

@@ -16,7 +16,7 @@ from penstock.kernels.fp8_rows import Form
 from penstock.kernels.triton.fp4_scales import in_pairs, short_scales
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release_late, wait
-from penstock.kernels.triton.split import joined
+from penstock.kernels.triton.split import joined, split_launch
 from penstock.kernels.triton.stream_groups import leave, outputs_of
 from penstock.kernels.triton.widen import widen_fp4
 
@@ -145,17 +145,12 @@ def streamed_fp4(
     if not m:
         return out
     cut = cut or slices_of(m, n, k)
-    turns = cdiv(k, 2 * cut.octets)
-    each = cdiv(turns, cut.split)
-    splits, of_n, of_m = cdiv(turns, each), cdiv(n, cut.outputs), cdiv(m, cut.rows)
-    parts = out
-    if splits > 1:
-        assert of_n * of_m <= len(matrix.arrived), "a tile has a counter"
-        parts = torch.empty(of_n * of_m * splits * cut.outputs * cut.rows, dtype=torch.float32, device=device)
+    tile = (cut.outputs, cut.rows)
+    grid, each, parts = split_launch(out, matrix.arrived, (n, m), tile, cdiv(k, 2 * cut.octets), cut.split)
     early = has_pdl(device)
-    _stream_fp4[(of_n, splits, of_m)](
+    _stream_fp4[grid](
         x, matrix.weight, matrix.scale, matrix.by, x if bias is None else bias, out, parts, matrix.arrived, m, n, k,
-        x.stride(0), each, BM=cut.rows, BN=cut.outputs, BK=cut.octets, SPLIT=splits, GATED=gated,
+        x.stride(0), each, BM=cut.rows, BN=cut.outputs, BK=cut.octets, SPLIT=grid[1], GATED=gated,
         EVEN_K=k % (2 * cut.octets) == 0, HAS_BIAS=bias is not None, SHARED=cut.shared, STAGES=cut.stages,
         LATE=m == 1 and not gated, EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.kernels.fp8_rows import Form, TakesWideRows
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import fetch, has_pdl, release_late, wait
-from penstock.kernels.triton.split import joined
+from penstock.kernels.triton.split import joined, split_launch
 from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four
 
 
@@ -200,18 +200,13 @@ def streamed_groups(
         return out
     cut = cut or pieces_of(matrix.kind, m, n, k)
     turn, pitch = turn_of(matrix.kind, k, matrix.group), matrix.weight.shape[1]
-    turns = cdiv(pitch, turn)
-    each = cdiv(turns, cut.split)
-    splits, of_n, of_m = cdiv(turns, each), cdiv(n, cut.outputs), cdiv(m, cut.rows)
-    parts = out
-    if splits > 1:
-        assert of_n * of_m <= len(matrix.arrived), "a tile has a counter"
-        parts = torch.empty(of_n * of_m * splits * cut.outputs * cut.rows, dtype=torch.float32, device=device)
+    tile = (cut.outputs, cut.rows)
+    grid, each, parts = split_launch(out, matrix.arrived, (n, m), tile, cdiv(pitch, turn), cut.split)
     early = has_pdl(device)
-    _stream[(of_n, splits, of_m)](
+    _stream[grid](
         x, matrix.weight, matrix.scale, x if matrix.zero is None else matrix.zero, x if bias is None else bias, out,
         parts, matrix.arrived, m, n, k, pitch, x.stride(0), each, BM=cut.rows, BN=cut.outputs, BK=turn,
-        GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=splits, GATED=gated,
+        GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=grid[1], GATED=gated,
         EVEN_K=pitch % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, AHEAD=cut.ahead,
         LATE=m == 1 and not gated, EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip
